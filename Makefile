@@ -1,0 +1,124 @@
+# Every target sets up what it needs, under build/ in this checkout; a second run starts at once.
+# Needed on the machine: Python 3.11+, a JDK 17+, Maven, make.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BUILD := $(CURDIR)/build
+VENV  := $(BUILD)/venv
+PY    := $(VENV)/bin/python
+
+# For the demo and chaos: how many kills, which seed (empty: drawn and printed), how many orders, anything else.
+KILLS ?=
+SEED ?=
+ORDERS ?=
+ARGS ?=
+RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Another Spark or another set of packages in the caller's shell must not leak in.
+unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PYSPARK_PYTHON := $(PY)
+export PYSPARK_DRIVER_PYTHON := $(PY)
+export SPARK_LOCAL_IP := 127.0.0.1
+
+SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
+STAGES := lint types unit spark broker crash
+
+.PHONY: help setup jars shim demo test $(STAGES) chaos bench wheel clean
+
+help: ## this page
+	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
+	@echo
+	@echo "  Start here:  make demo    (the first run downloads about 600 MB into build/)"
+	@echo
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@echo
+	@echo "  Needed: Python 3.11+, a JDK 17+, Maven. Nothing is written outside this directory."
+
+setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
+	@echo "ready: $(VENV)"
+
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp ## third-party JARs for Spark and the broker
+
+shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
+
+demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000]
+	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS))
+
+test: setup ## everything CI runs: lint types unit spark broker crash
+	@started=$$SECONDS; \
+	for stage in $(STAGES); do \
+	    echo "==== $$stage"; before=$$SECONDS; \
+	    $(MAKE) $$stage || { echo "==== $$stage FAILED after $$((SECONDS - before)) s"; exit 1; }; \
+	    echo "==== $$stage passed in $$((SECONDS - before)) s"; \
+	done; \
+	echo "==== all passed in $$((SECONDS - started)) s"
+
+lint: $(VENV)/.stamp ## ruff
+	@$(PY) -m ruff check .
+
+types: $(VENV)/.stamp ## mypy --strict on the package
+	@$(PY) -m mypy
+
+unit: $(VENV)/.stamp ## seconds, no JVM
+	@$(PY) -m pytest tests/unit
+
+spark: setup ## local Spark sessions
+	@$(PY) -m pytest tests/spark
+
+broker: setup ## a real Kafka broker
+	@$(PY) -m pytest tests/broker
+
+crash: setup ## kill -9 loops with exact counts
+	@$(PY) -m pytest tests/crash
+
+chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7]
+	@$(PY) -m tests.crash.chaos $(RUN_ARGS)
+
+bench: setup ## throughput beside Spark's own ways
+	@$(PY) -m tests.bench.run $(ARGS)
+
+wheel: setup ## dist/*.whl, with the JVM side in it
+	@rm -rf $(BUILD)/lib $(BUILD)/bdist.*
+	@$(PY) -m build --wheel --outdir dist . > $(BUILD)/wheel.log 2>&1 || { tail -20 $(BUILD)/wheel.log; exit 1; }
+	@ls dist/*.whl
+
+clean: ## remove build/, dist/ and the built JAR
+	rm -rf build dist flinkish_spark.egg-info jvm-shim/target flinkish_spark/jars/flinkish-spark-shim-*.jar
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# What the targets above stand on. A stamp is as new as the last time its inputs were taken in.
+
+$(VENV)/.stamp: setup.cfg pyproject.toml
+	@python=$$(tools/require.sh python) || exit 1; \
+	$(PY) -m pip --version >/dev/null 2>&1 || \
+	    { echo "making build/venv with $$python"; "$$python" -m venv --clear $(VENV); }
+	@echo "installing Python packages into build/venv"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]' || \
+	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
+	@touch $@
+
+$(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
+	@tools/require.sh java
+	@tools/require.sh maven
+	@echo "fetching JARs into build/$*"
+	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
+	@touch $@
+
+$(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)
+	@tools/require.sh java
+	@tools/require.sh maven
+	@mkdir -p $(BUILD)
+	@echo "building the JVM side"
+	@mvn -q -B -Dmaven.repo.local=$(BUILD)/m2 -f jvm-shim/pom.xml package </dev/null || \
+	    { echo "flinkish_spark: the JVM side did not build; Maven's reason is above" >&2; exit 1; }
+	@rm -f flinkish_spark/jars/flinkish-spark-shim-*.jar
+	@cp jvm-shim/target/flinkish-spark-shim-*.jar flinkish_spark/jars/
+	@touch $@
+
+.PHONY: FORCE
+FORCE:

@@ -1,0 +1,22 @@
+"""The only package that touches py4j and Spark's or Delta's internals.
+
+Everything else asks these functions; what they find missing becomes one clear error here.
+"""
+
+from flinkish_spark.bridge.session import (
+    SparkProbe,
+    describe_failure,
+    is_gateway_gone,
+    probe,
+    stateful_parts,
+    streaming_sources,
+)
+
+__all__ = [
+    "SparkProbe",
+    "describe_failure",
+    "is_gateway_gone",
+    "probe",
+    "stateful_parts",
+    "streaming_sources",
+]

@@ -1,0 +1,127 @@
+"""Questions to the driver's JVM: what is there, is it alive, what is in a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.sql import DataFrame, SparkSession
+
+from flinkish_spark.errors import EnvironmentFault
+
+
+@dataclass(frozen=True, slots=True)
+class SparkProbe:
+    """What this Spark can do for us."""
+
+    version: str
+    has_shim: bool
+    has_kafka_source: bool
+    has_delta: bool
+
+
+def jvm(spark: SparkSession) -> Any:
+    """Return the JVM view, or raise where there is none (Spark Connect)."""
+    view = getattr(spark, "_jvm", None)
+    if view is None:
+        raise EnvironmentFault(
+            "this Spark session has no JVM of its own",
+            why="it is a Spark Connect session",
+            what_to_do="use a classic SparkSession",
+        )
+    return view
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    try:
+        loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
+        jvm(spark).java.lang.Class.forName(name, False, loader)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def probe(spark: SparkSession) -> SparkProbe:
+    """Look once, at the start, what is on the class path."""
+    return SparkProbe(
+        version=spark.version,
+        has_shim=_has_class(spark, "io.github.flinkishspark.shim.KafkaStager"),
+        has_kafka_source=_has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider"),
+        has_delta=_has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
+    )
+
+
+def is_gateway_gone(error: BaseException) -> bool:
+    """Whether `error` means that the JVM died, rather than that it refused something."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, Py4JNetworkError | ConnectionError | EOFError):
+            return True
+        if isinstance(seen, Py4JError) and "Answer from Java side is empty" in str(seen):
+            return True
+        if isinstance(seen, TypeError) and "'JavaPackage' object is not callable" in str(seen):
+            return False
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the text of an exception with everything the JVM says caused it."""
+    parts = [str(error)]
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None and len(parts) < 12:
+        try:
+            parts.append(str(java.toString()))
+            java = java.getCause()
+        except Exception:  # the JVM may be gone; what was read so far is still useful
+            break
+    return "\n".join(parts)
+
+
+def _nodes(plan: Any) -> list[Any]:
+    found, queue = [], [plan]
+    while queue:
+        node = queue.pop(0)
+        found.append(node)
+        children = node.children()
+        queue += [children.apply(i) for i in range(children.size())]
+    return found
+
+
+def streaming_sources(frame: DataFrame) -> list[str]:
+    """Return the format name of every streaming source in a DataFrame's plan."""
+    names = []
+    for node in _nodes(frame._jdf.queryExecution().analyzed()):
+        kind = node.getClass().getSimpleName()
+        if kind == "StreamingRelationV2" or kind in ("StreamingRelation", "StreamingExecutionRelation"):
+            names.append(str(node.sourceName()))
+    return names
+
+
+#: Plan nodes that keep state or a watermark of Spark's own, and what a user calls them.
+_STATEFUL = {
+    "Aggregate": "an aggregate (groupBy/agg/distinct)",
+    "Distinct": "distinct()",
+    "Deduplicate": "dropDuplicates()",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
+    "EventTimeWatermark": "withWatermark()",
+    "FlatMapGroupsWithState": "mapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "GlobalLimit": "limit()",
+    "Sort": "orderBy()",
+}
+
+
+def stateful_parts(frame: DataFrame) -> list[str]:
+    """Return what in a streaming DataFrame keeps state or order of Spark's own."""
+    found = []
+    for node in _nodes(frame._jdf.queryExecution().analyzed()):
+        kind = node.getClass().getSimpleName()
+        if kind in _STATEFUL and node.isStreaming():
+            found.append(_STATEFUL[kind])
+        if kind == "Join" and all(node.children().apply(i).isStreaming() for i in range(2)):
+            found.append("a join of two streams")
+    return found

@@ -1,0 +1,45 @@
+"""Calls into the JAR of this package: the transactional Kafka writer and the row tap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from flinkish_spark.bridge.session import jvm
+from flinkish_spark.protocol.records import TaskAck
+
+
+def _shim(frame: DataFrame) -> Any:
+    return jvm(frame.sparkSession).io.github.flinkishspark.shim
+
+
+def stage_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write rows into one open transaction per task and return what each task reports.
+
+    Parameters
+    ----------
+    rows
+        kind, checkpoint, channel, hash, key BINARY, value BINARY, topic STRING.
+    options
+        See `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
+    """
+    answer: list[dict[str, Any]] = json.loads(_shim(rows).KafkaStager.stage(rows._jdf, json.dumps(options)))
+    return answer
+
+
+class TappedRows:
+    """A DataFrame that counts its records and takes the barriers out while it is written.
+
+    Use :attr:`records` in exactly one action, then ask for :meth:`acks`.
+    """
+
+    def __init__(self, rows: DataFrame, name: str) -> None:
+        self._tapped = _shim(rows).RowTap.tap(rows._jdf, name)
+        self.records = DataFrame(self._tapped.records(), rows.sparkSession)
+
+    def acks(self) -> Sequence[TaskAck]:
+        """Return one ack per task of the finished action."""
+        return tuple(TaskAck.from_json(a) for a in json.loads(self._tapped.acksJson()))

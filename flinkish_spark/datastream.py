@@ -1,0 +1,193 @@
+"""Streams as a user writes them: `from_source(...).key_by(...).process(...).sink_to(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import ConfigError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.functions import KeyedProcessFunction
+from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, StreamNode, TransformNode
+from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flinkish_spark.environment import StreamExecutionEnvironment
+    from flinkish_spark.sinks.base import Sink
+
+#: Key groups are numbered by the job's settings; this is the most that a state store should hold.
+MAX_PARALLELISM_LIMIT = 32_768
+
+
+class DataStream:
+    """A stream of records. Made by an environment, never directly."""
+
+    def __init__(self, environment: StreamExecutionEnvironment, node: StreamNode) -> None:
+        self._environment = environment
+        self._node = node
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+        """Apply a stateless DataFrame function: select, where, withColumn, a join with a table.
+
+        Barriers never pass through it. Keep row order: a record's place in its channel is what
+        orders the records of one key.
+
+        Parameters
+        ----------
+        function
+            Gets the records' DataFrame and returns another; called at each start of the query, or
+            behind a keyed operator once per micro-batch.
+        """
+        return DataStream(self._environment, TransformNode(self._node, function))
+
+    def key_by(self, *keys: str | Column) -> KeyedStream:
+        """Partition by columns or expressions; records of equal keys meet the same state.
+
+        Parameters
+        ----------
+        keys
+            Column names or column expressions. A null key is a key like any other.
+        """
+        if not keys:
+            raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
+        return KeyedStream(self._environment, self._node, keys)
+
+    def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
+        """Write this stream to a sink that commits with the checkpoints.
+
+        Parameters
+        ----------
+        sink
+            For example a KafkaSink or a DeltaSink.
+        uid
+            Stable name of this sink in this job.
+
+        Returns
+        -------
+        DataStream
+            This stream, so that several sinks can be attached in a row.
+        """
+        graph = self._environment.graph
+        graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
+        return self
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the records as a plain streaming DataFrame, for a query of your own.
+
+        That query is not part of this job: its output is not bound to the job's checkpoints.
+        """
+        from flinkish_spark.graph.planner import plan_records
+
+        return plan_records(self._environment.spark, self._environment.graph, self._node)
+
+
+class KeyedStream:
+    """A stream partitioned by key; :meth:`process` gives it a function with state."""
+
+    def __init__(
+        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[str | Column, ...]
+    ) -> None:
+        self._environment = environment
+        self._node = node
+        self._keys = keys
+
+    def process(
+        self,
+        function: KeyedProcessFunction,
+        *,
+        output: str | T.StructType,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process the elements of each key one after the other.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once; must not hold a session, a lock or a connection.
+        output
+            Fields of the emitted rows, as DDL or StructType.
+        uid
+            Stable name of this operator; its state is found again by it.
+        max_parallelism
+            Number of key groups; fixed for the life of the state. The environment's by default.
+
+        Raises
+        ------
+        UserFunctionError
+            The function cannot be serialised.
+        SchemaError
+            The output type is not a list of fields.
+        """
+        graph = self._environment.graph
+        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
+        check_max_parallelism(groups)
+        _check_serialisable(function, uid)
+        node = KeyedNode(
+            graph.check_uid(uid), self._node, self._keys, function, output_schema(output, uid), groups
+        )
+        graph.operators.append(node)
+        return DataStream(self._environment, node)
+
+
+def check_max_parallelism(groups: int) -> None:
+    """Raise ConfigError unless `groups` is a usable number of key groups."""
+    if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError(
+            f"max_parallelism is {groups!r}",
+            why=f"it is the number of key groups, from 1 to {MAX_PARALLELISM_LIMIT}",
+            what_to_do="use the default of 128, or a multiple of the cluster's cores",
+        )
+
+
+def output_schema(output: str | T.StructType, uid: str) -> T.StructType:
+    """Return the declared output of an operator as a StructType."""
+    try:
+        schema = parse_ddl(output) if isinstance(output, str) else output
+    except DdlError as error:
+        raise SchemaError(f"the output of '{uid}' cannot be read", why=str(error)) from None
+    if not isinstance(schema, T.StructType) or not schema.fields:
+        raise SchemaError(
+            f"the output of '{uid}' is not a list of fields: {output!r}",
+            what_to_do='write it like "user STRING, total LONG"',
+        )
+    check_field_names(schema, f"the output of '{uid}'")
+    return schema
+
+
+def check_field_names(schema: T.StructType, what: str) -> None:
+    """Raise SchemaError for names that are reserved or used twice (Spark ignores case)."""
+    seen: set[str] = set()
+    for name in schema.names:
+        if name.startswith(PREFIX):
+            raise SchemaError(
+                f"{what} has a field '{name}'",
+                why=f"names that start with {PREFIX} are control columns",
+                what_to_do="rename the field",
+            )
+        if name.lower() in seen:
+            raise SchemaError(f"{what} has the field '{name}' twice", what_to_do="rename one of them")
+        seen.add(name.lower())
+
+
+def _check_serialisable(function: KeyedProcessFunction, uid: str) -> None:
+    if not isinstance(function, KeyedProcessFunction):
+        raise GraphError(
+            f"process() of '{uid}' got a {type(function).__name__}",
+            what_to_do="give it an instance of a KeyedProcessFunction subclass",
+        )
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UserFunctionError(
+            f"the function of operator '{uid}' cannot be sent to the workers",
+            why=f"{type(error).__name__}: {error}",
+            what_to_do="make sessions, locks and connections in open(), not in __init__",
+            uid=uid,
+        ) from error

@@ -1,0 +1,114 @@
+"""Every error that flinkish_spark raises on purpose.
+
+One root, three families, so that a caller can tell whose turn it is:
+
+- :class:`UserError`: the job or its settings are wrong; nothing was started, nothing was lost.
+- :class:`EnvironmentFault`: Spark, Kafka, Delta or the disk is not as it must be.
+- :class:`InternalError`: a rule of the protocol was broken; please report it.
+
+A message says what happened, why, and what to do next; the facts are attributes.
+:attr:`FlinkishError.restartable` tells the supervisor whether trying again can help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class FlinkishError(Exception):
+    """Root of all errors of this package.
+
+    Parameters
+    ----------
+    what, why, what_to_do
+        The three parts of the message, each a sentence without its full stop.
+    facts
+        Whatever a program may want to read; also set as attributes.
+    """
+
+    #: Whether the supervisor may restart the query after this error.
+    restartable = False
+
+    def __init__(self, what: str, *, why: str = "", what_to_do: str = "", **facts: object) -> None:
+        self.what, self.why, self.what_to_do = what, why, what_to_do
+        self.facts: Mapping[str, object] = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        parts = [what, f"because {why}" if why else "", f"To do: {what_to_do}" if what_to_do else ""]
+        super().__init__(". ".join(part for part in parts if part) + ".")
+
+
+class UserError(FlinkishError):
+    """The job, a function or a setting is wrong."""
+
+
+class ConfigError(UserError):
+    """A setting is missing, out of range, or contradicts another."""
+
+
+class GraphError(UserError):
+    """The stream graph cannot be run: duplicate uid, unknown topic, loop through one topic."""
+
+
+class JobDirError(UserError):
+    """The job directory belongs to another job, Spark version, format or setting."""
+
+
+class SchemaError(UserError):
+    """Declared schema and data (or table) do not fit."""
+
+
+class UserFunctionError(UserError):
+    """A user function raised; the message names the record's origin."""
+
+
+class BadRecordError(UserError):
+    """A record cannot be read or written and the policy is to fail."""
+
+
+class EnvironmentFault(FlinkishError):
+    """Something outside this process is not as it must be."""
+
+
+class BrokerUnavailableError(EnvironmentFault):
+    """No Kafka broker answered within the time allowed."""
+
+    restartable = True
+
+
+class AuthorizationError(EnvironmentFault):
+    """Kafka refuses this principal; retrying cannot help."""
+
+
+class InputLostError(EnvironmentFault):
+    """Input that the job still needs is gone: expired, or its topic was created again."""
+
+
+class OwnedElsewhereError(EnvironmentFault):
+    """Another living process owns the job directory."""
+
+
+class FencedError(EnvironmentFault):
+    """A newer owner has taken the job over; this process must stop."""
+
+
+class CommittableLostError(EnvironmentFault):
+    """A decided committable can no longer be committed. The job stops; nothing later is decided."""
+
+
+class SparkGoneError(EnvironmentFault):
+    """The JVM of this driver died; a new process has to take the job over."""
+
+
+class StoreError(EnvironmentFault):
+    """The job directory cannot be read or written."""
+
+    restartable = True
+
+
+class CorruptObjectError(EnvironmentFault):
+    """An object in the job directory fails its checksum, or a state value does not decode."""
+
+
+class InternalError(FlinkishError):
+    """A rule of the protocol was broken; a bug in this package."""

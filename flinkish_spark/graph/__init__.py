@@ -1,0 +1,1 @@
+"""The stream graph and its plan."""

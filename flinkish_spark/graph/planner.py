@@ -1,0 +1,306 @@
+"""From the stream graph to one streaming DataFrame (DESIGN 3).
+
+    sources -> stateless transforms -> union with the barriers -> keyed operators
+            -> tagged union of every stream that a sink reads
+
+A barrier is one row of the control source; a keyed operator turns it into one per shuffle
+partition. Transforms in front of a keyed operator are part of the streaming plan and see records
+only. Transforms behind one run on the evaluated micro-batch, because splitting the operator's
+output in the plan would run the operator twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.datastream import check_field_names
+from flinkish_spark.errors import GraphError, SchemaError
+from flinkish_spark.graph.keyed_plan import plan_keyed
+from flinkish_spark.graph.stream_graph import (
+    KeyedNode,
+    SourceNode,
+    StreamGraph,
+    StreamNode,
+    TransformNode,
+)
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.control_source import FORMAT_NAME
+from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.sinks.base import Sink
+
+Transform = Callable[[DataFrame], DataFrame]
+#: The control source has one channel.
+SOURCE_CHANNELS = frozenset({0})
+
+
+@dataclass(frozen=True)
+class RecordStream:
+    """Records of a source: own columns plus channel and sequence; barriers are still apart."""
+
+    records: DataFrame
+    origins: Origins
+
+    @property
+    def schema(self) -> T.StructType:
+        """Own fields."""
+        return T.StructType([f for f in self.records.schema if not f.name.startswith(C.PREFIX)])
+
+
+@dataclass(frozen=True)
+class TaggedStream:
+    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind.
+
+    `transforms` wait for the evaluated micro-batch.
+    """
+
+    frame: DataFrame
+    schema: T.StructType
+    channels: frozenset[int]
+    transforms: tuple[Transform, ...] = ()
+
+
+PlannedStream = RecordStream | TaggedStream
+
+
+@dataclass(frozen=True)
+class PlannedSink:
+    """A sink and the part of the tagged union that belongs to it.
+
+    Parameters
+    ----------
+    stream
+        Value of the stream column.
+    columns
+        Column of the union for each field, in order.
+    schema
+        Fields of the sink's records, after `transforms`.
+    channels
+        Channels whose barriers this sink must see.
+    """
+
+    uid: str
+    sink: Sink
+    stream: int
+    columns: tuple[str, ...]
+    fields: tuple[str, ...]
+    schema: T.StructType
+    channels: frozenset[int]
+    transforms: tuple[Transform, ...]
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """What the supervisor starts: one DataFrame and who takes which rows of it."""
+
+    frame: DataFrame
+    sinks: tuple[PlannedSink, ...]
+
+
+class Planner:
+    """Plans each node once, however many sinks read it.
+
+    Parameters
+    ----------
+    control_path
+        File of the control source.
+    partitions
+        Spark's shuffle partitions, which are fixed for the life of the job's state.
+    """
+
+    def __init__(self, spark: SparkSession, control_path: str, partitions: int) -> None:
+        self._spark = spark
+        self._partitions = partitions
+        control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
+        self._barriers = control.select(
+            F.lit(int(C.Kind.BARRIER)).alias(C.KIND),
+            F.col("checkpoint").alias(C.CHECKPOINT),
+            F.lit(0).cast("long").alias(C.CHANNEL),
+            F.lit(0).cast("long").alias(C.SEQUENCE),
+        )
+        self._planned: dict[int, PlannedStream] = {}
+
+    def plan(self, graph: StreamGraph) -> PlannedJob:
+        """Return the plan of the whole job."""
+        bases: list[tuple[object, TaggedStream]] = []
+        sinks: list[PlannedSink] = []
+        for node in graph.sinks:
+            self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent))
+        for source in graph.sources:
+            for side in source.source.side_outputs(self._spark, source.uid):
+                self._add_sink(bases, sinks, side.uid, side.sink, RecordStream(side.frame, Origins()))
+        union: DataFrame | None = None
+        for index, (_, stream) in enumerate(bases):
+            part = _tag(stream, index)
+            union = part if union is None else union.unionByName(part, allowMissingColumns=True)
+        assert union is not None
+        return PlannedJob(union, tuple(sinks))
+
+    def stream(self, node: StreamNode) -> PlannedStream:
+        """Return the plan of one node."""
+        if id(node) not in self._planned:
+            self._planned[id(node)] = self._plan_node(node)
+        return self._planned[id(node)]
+
+    def _plan_node(self, node: StreamNode) -> PlannedStream:
+        if isinstance(node, SourceNode):
+            records = node.source.load(self._spark)
+            own = T.StructType([f for f in records.schema if not f.name.startswith(C.PREFIX)])
+            check_field_names(own, f"the source '{node.uid}'")
+            return RecordStream(records, Origins(node.source.topics))
+        if isinstance(node, TransformNode):
+            parent = self.stream(node.parent)
+            if isinstance(parent, TaggedStream):
+                return replace(parent, transforms=(*parent.transforms, node.function))
+            return _transform_records(parent, node.function)
+        assert isinstance(node, KeyedNode)
+        parent = self.stream(node.parent)
+        if isinstance(parent, TaggedStream) and parent.transforms:
+            raise GraphError(
+                f"operator '{node.uid}' follows a transform() behind another keyed operator",
+                why="a transform behind a keyed operator runs on the evaluated micro-batch",
+                what_to_do="move the transform into the function of the operator before it",
+            )
+        if isinstance(parent, RecordStream):
+            tagged = self._with_barriers(parent)
+            frame = plan_keyed(node, tagged, parent.schema, SOURCE_CHANNELS, parent.origins, self._partitions)
+        else:
+            frame = plan_keyed(
+                node, parent.frame, parent.schema, parent.channels, Origins(), self._partitions
+            )
+        return TaggedStream(frame, node.output, frozenset(range(self._partitions)))
+
+    def _with_barriers(self, stream: RecordStream) -> DataFrame:
+        records = stream.records.select(
+            F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+            F.lit(0).cast("long").alias(C.CHECKPOINT),
+            C.CHANNEL,
+            C.SEQUENCE,
+            *[F.col(_quoted(name)) for name in stream.schema.names],
+        )
+        return records.unionByName(self._barriers, allowMissingColumns=True)
+
+    def _add_sink(
+        self,
+        bases: list[tuple[object, TaggedStream]],
+        sinks: list[PlannedSink],
+        uid: str,
+        sink: Sink,
+        stream: PlannedStream,
+    ) -> None:
+        base: object
+        if isinstance(stream, RecordStream):
+            tagged = TaggedStream(self._with_barriers(stream), stream.schema, SOURCE_CHANNELS)
+            base = stream
+        else:
+            tagged, base = stream, stream.frame
+        index = next((i for i, (known, _) in enumerate(bases) if known is base), len(bases))
+        if index == len(bases):
+            bases.append((base, replace(tagged, transforms=())))
+        schema = self._schema_after(tagged) if tagged.transforms else tagged.schema
+        columns = tuple(f"s{index}_{i}" for i in range(len(tagged.schema)))
+        fields = tuple(tagged.schema.names)
+        sinks.append(
+            PlannedSink(uid, sink, index, columns, fields, schema, tagged.channels, tagged.transforms)
+        )
+
+    def _schema_after(self, stream: TaggedStream) -> T.StructType:
+        probe = self._spark.createDataFrame([], stream.schema)
+        for function in stream.transforms:
+            probe = function(probe)
+        check_field_names(probe.schema, "the result of a transform")
+        return probe.schema
+
+
+def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
+    """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
+    from flinkish_spark.runtime.control_source import ControlSource
+
+    spark.dataSource.register(ControlSource)
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    stream = Planner(spark, "/nonexistent/no-control", partitions).stream(node)
+    if isinstance(stream, RecordStream):
+        return stream.records.select(*[F.col(_quoted(name)) for name in stream.schema.names])
+    frame = stream.frame.where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)
+    for function in stream.transforms:
+        frame = function(frame)
+    return frame
+
+
+def _transform_records(stream: RecordStream, function: Transform) -> RecordStream:
+    records = function(stream.records)
+    if not isinstance(records, DataFrame):
+        raise GraphError(f"a transform returned a {type(records).__name__}", what_to_do="return a DataFrame")
+    if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
+        return replace(stream, records=records)
+    # The function selected its own columns. A narrow transform keeps rows in their order within
+    # Spark's input partition, so position in the partition stands in for the offset.
+    return RecordStream(with_position(records), Origins())
+
+
+def with_position(records: DataFrame) -> DataFrame:
+    """Add channel and sequence from Spark's input partition and the row's place in it."""
+    place = F.monotonically_increasing_id()
+    kept = [F.col(_quoted(name)) for name in records.columns if name not in (C.CHANNEL, C.SEQUENCE)]
+    placed = records.select(*kept, place.alias(C.SEQUENCE))
+    return placed.select(
+        *kept,
+        F.shiftright(C.SEQUENCE, 33).alias(C.CHANNEL),
+        F.col(C.SEQUENCE).bitwiseAND((1 << 33) - 1).alias(C.SEQUENCE),
+    )
+
+
+def _tag(stream: TaggedStream, index: int) -> DataFrame:
+    """Give a stream's columns names of their own in the union, and each record its hash."""
+    names = [F.col(_quoted(name)) for name in stream.schema.names]
+    hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, stream.schema, strict=True)])
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return stream.frame.select(
+        C.KIND,
+        C.CHECKPOINT,
+        C.CHANNEL,
+        F.when(is_record, hashed).otherwise(F.lit(0).cast("long")).alias(C.HASH),
+        F.lit(index).alias(C.STREAM),
+        *[column.alias(f"s{index}_{i}") for i, column in enumerate(names)],
+    )
+
+
+def _hashable(column: Column, kind: T.DataType) -> Column:
+    # Spark refuses to hash maps, since equal maps may differ in order.
+    return F.to_json(F.struct(column)) if "map<" in kind.simpleString() else column
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
+    """Return one sink's rows of an evaluated micro-batch, control columns first.
+
+    Columns: kind, checkpoint, channel, hash, then the sink's fields.
+    """
+    rows = frame if streams == 1 else frame.where(F.col(C.STREAM) == planned.stream)
+    control: Sequence[Column] = [F.col(c) for c in (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)]
+    own = [F.col(c).alias(name) for c, name in zip(planned.columns, planned.fields, strict=True)]
+    if not planned.transforms:
+        return rows.select(*control, *own)
+    records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).select(*own)
+    for function in planned.transforms:
+        records = function(records)
+    if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
+        raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
+    names = [F.col(_quoted(n)) for n in records.columns]
+    hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
+    tagged = records.select(
+        F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+        F.lit(0).cast("long").alias(C.CHECKPOINT),
+        F.lit(0).cast("long").alias(C.CHANNEL),
+        hashed.alias(C.HASH),
+        *names,
+    )
+    barriers = rows.where(F.col(C.KIND) == int(C.Kind.BARRIER)).select(*control)
+    return tagged.unionByName(barriers, allowMissingColumns=True)

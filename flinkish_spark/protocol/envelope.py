@@ -1,0 +1,77 @@
+"""How an object of the job directory is written: JSON with a kind, a format and a checksum.
+
+Reading checks all three before anything is believed, and never runs code: no pickle, no class
+name is taken from a file. A torn or altered object raises :class:`EnvelopeError`; the caller
+decides what that means, and never falls back to an older object silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+#: Format of everything below the job directory; a change adds a golden directory and a changelog line.
+FORMAT = 1
+
+
+class EnvelopeError(ValueError):
+    """The bytes are not an object of the expected kind and format, or fail their checksum."""
+
+
+class NewerFormatError(EnvelopeError):
+    """The object was written by a newer version of this package."""
+
+
+def _canonical(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return the bytes to store for `body`.
+
+    Parameters
+    ----------
+    kind
+        What the object is, for example ``"decision"``; checked again by :func:`unseal`.
+    body
+        JSON values only; NaN and infinities are refused.
+
+    Examples
+    --------
+    >>> unseal("receipt", seal("receipt", {"checkpoint": 3}))
+    {'checkpoint': 3}
+    """
+    text = _canonical(body)
+    digest = hashlib.sha256(f"{kind}\n{FORMAT}\n{text}".encode()).hexdigest()
+    head = json.dumps({"kind": kind, "format": FORMAT, "sha256": digest})
+    return f"{head}\n{text}\n".encode()
+
+
+def unseal(kind: str, data: bytes) -> dict[str, Any]:
+    """Return the body of an object written by :func:`seal`.
+
+    Raises
+    ------
+    NewerFormatError
+        The object's format is above :data:`FORMAT`.
+    EnvelopeError
+        Anything else that does not fit: torn, altered, another kind.
+    """
+    try:
+        head_line, text, rest = data.decode("utf-8").split("\n", 2)
+        head = json.loads(head_line)
+        found_format, found_kind, digest = head["format"], head["kind"], head["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvelopeError(f"not a sealed {kind}: {error}") from error
+    if not isinstance(found_format, int) or found_format > FORMAT:
+        raise NewerFormatError(f"written in format {found_format!r}, this version reads up to {FORMAT}")
+    if found_kind != kind:
+        raise EnvelopeError(f"expected a {kind}, found a {found_kind!r}")
+    if rest or hashlib.sha256(f"{kind}\n{found_format}\n{text}".encode()).hexdigest() != digest:
+        raise EnvelopeError(f"the checksum of this {kind} does not match: torn or altered")
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise EnvelopeError(f"the body of this {kind} is not an object")
+    return body

@@ -1,0 +1,120 @@
+"""Ids are types, validated on construction, and checked before they become paths.
+
+All of them order and hash like the number or string they hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: What a job name, a uid or a file name part made from one may look like.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_UUID_HEX = re.compile(r"[0-9a-f]{32}")
+
+
+def checked_name(value: str, what: str) -> str:
+    """Return `value` if it is safe as a name and as a path component, else raise ValueError."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
+        raise ValueError(
+            f"{what} {value!r} is not usable: use 1 to 128 letters, digits, '_', '-' or '.', "
+            "starting with a letter or digit and without '..'"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Counter:
+    value: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 0:
+            raise ValueError(f"{type(self).__name__} must be an integer >= 0, got {self.value!r}")
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class CheckpointId(_Counter):
+    """Number of a checkpoint; rises by one with each trigger, never reused, 1 is the first."""
+
+    __slots__ = ()
+
+    def next(self) -> CheckpointId:
+        """Return the id after this one."""
+        return CheckpointId(self.value + 1)
+
+
+class BatchId(_Counter):
+    """Spark's micro-batch id, as in its offset and commit log."""
+
+    __slots__ = ()
+
+    def next(self) -> BatchId:
+        """Return the batch that follows."""
+        return BatchId(self.value + 1)
+
+
+class OwnerEpoch(_Counter):
+    """Number of a process's ownership of the job directory; a higher one fences all lower ones."""
+
+    __slots__ = ()
+
+
+class Lineage(_Counter):
+    """How many times the job was rewound; micro-batch ids are unique only within one lineage."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobUuid:
+    """32 hex digits that name a job for ever; part of every transactional id and Delta app id."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        if not _UUID_HEX.fullmatch(self.value):
+            raise ValueError(f"a job uuid is 32 lower-case hex digits, got {self.value!r}")
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_TRANSACTIONAL_ID = re.compile(r"flinkish-([0-9a-f]{32})-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionalId:
+    """A Kafka transactional id of ours: job uuid, owner epoch, slot block, task, attempt.
+
+    `block` is leased from a pool per (sink, micro-batch) and returns there only after the
+    receipt; `task` and `attempt` make every task attempt's id its own, so that the loser of a
+    speculative race cannot fence the winner. Parsed exactly, never matched by prefix.
+    """
+
+    job: JobUuid
+    owner_epoch: OwnerEpoch
+    block: int
+    task: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.prefix(self.job, self.owner_epoch, self.block)}-{self.task}-{self.attempt}"
+
+    @staticmethod
+    def prefix(job: JobUuid, owner_epoch: OwnerEpoch, block: int) -> str:
+        """Return what a sink's tasks extend by `-<task>-<attempt>`."""
+        return f"flinkish-{job}-{owner_epoch}-{block}"
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionalId | None:
+        """Return the id, or None if `text` is not one of ours."""
+        match = _TRANSACTIONAL_ID.fullmatch(text)
+        if match is None:
+            return None
+        job, owner, block, task, attempt = match.groups()
+        return cls(JobUuid(job), OwnerEpoch(int(owner)), int(block), int(task), int(attempt))

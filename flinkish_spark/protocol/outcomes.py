@@ -1,0 +1,34 @@
+"""What ending a committable can answer. One enum for commit and abort, one meaning each."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Outcome(enum.Enum):
+    """Answer of a committer for one committable (DESIGN 9)."""
+
+    #: The data became visible (or, for an abort, went away) through this call.
+    COMMITTED = "COMMITTED"
+    #: It already was as asked; a repeat, which changes nothing.
+    ALREADY_COMMITTED = "ALREADY_COMMITTED"
+    #: The system cannot tell or cannot do it now; ask again.
+    RETRY = "RETRY"
+    #: Proven: the staged data is gone and can never be committed.
+    LOST = "LOST"
+    #: A newer owner acted on it; this process must re-read the owner record and stop.
+    FENCED = "FENCED"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the committable needs no further call."""
+        return self in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """An outcome with its reason, for logs, receipts and error messages."""
+
+    outcome: Outcome
+    detail: str = ""

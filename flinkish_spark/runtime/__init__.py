@@ -1,0 +1,1 @@
+"""Spark glue: control source, keyed operator, epoch writer, recovery, supervisor."""

@@ -1,0 +1,52 @@
+"""The pool of slot blocks behind transactional ids."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Leases the smallest free numbers, so that brokers get to know few ids.
+
+    A block is leased per (sink, micro-batch) and returned only after the receipt: until then a
+    handle made from it may be committed again, and a second transaction under the same id would
+    be committed in its place. Blocks of failed attempts are never returned; their task attempts
+    may still be alive somewhere. Block 0 is not used, so that no probe meets a real one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._next = 1
+        self._leased: set[int] = set()
+
+    def lease(self) -> int:
+        """Return a block that nobody has."""
+        with self._lock:
+            if self._free:
+                block = min(self._free)
+                self._free.remove(block)
+            else:
+                block, self._next = self._next, self._next + 1
+            self._leased.add(block)
+            return block
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Return blocks whose receipt is durable; unknown ones (of an earlier owner) are ignored."""
+        with self._lock:
+            for block in blocks:
+                if block in self._leased:
+                    self._leased.remove(block)
+                    self._free.append(block)
+
+    def forget(self) -> None:
+        """Write off everything leased, at a restart of the query: never given out again."""
+        with self._lock:
+            self._leased.clear()
+
+    @property
+    def leased(self) -> frozenset[int]:
+        """Blocks that are out now."""
+        with self._lock:
+            return frozenset(self._leased)

@@ -1,0 +1,36 @@
+"""Names and kinds of the control columns that travel beside a stream's own columns.
+
+Every row between the control source and the sinks is a stream element: a record, or a control
+row. The kind is explicit: a null test cannot tell them apart, since pandas turns null into NaN.
+"""
+
+from __future__ import annotations
+
+import enum
+
+#: Prefix of every control column; a user's schema may not use it.
+PREFIX = "_fs_"
+
+KIND = "_fs_kind"
+CHECKPOINT = "_fs_checkpoint"
+#: Where a record or barrier comes from; with SEQUENCE the canonical order of an operator's input.
+CHANNEL = "_fs_channel"
+SEQUENCE = "_fs_seq"
+ROUTE = "_fs_route"
+GROUP = "_fs_group"
+STREAM = "_fs_stream"
+HASH = "_fs_hash"
+NULLS = "_fs_nulls"
+NANS = "_fs_nans"
+
+
+class Kind(enum.IntEnum):
+    """What a row is; stored in :data:`KIND`."""
+
+    RECORD = 0
+    BARRIER = 1
+
+
+#: Types of the control columns that a keyed operator returns, as DDL.
+CONTROL_DDL = f"{KIND} INT, {CHECKPOINT} BIGINT, {CHANNEL} BIGINT, {SEQUENCE} BIGINT"
+CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)

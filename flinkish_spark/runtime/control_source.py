@@ -1,0 +1,94 @@
+"""The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
+
+The coordinator raises the checkpoint id in a small file; Spark asks this source for its latest
+offset, writes it to the offset log, and only then runs the micro-batch that carries the barrier.
+So a micro-batch that is run again carries the same barrier, and an idle stream still gets a batch.
+
+Everything here but :class:`ControlFile` runs in Python processes of Spark's, never in the user's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from flinkish_spark.protocol.ids import CheckpointId
+
+FORMAT_NAME = "flinkish-control"
+_SCHEMA = "checkpoint BIGINT"
+
+
+class ControlFile:
+    """How the trigger reaches the source: a file that is replaced atomically.
+
+    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
+    coordinator triggers anew with a higher id.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def offer(self, checkpoint: CheckpointId) -> None:
+        """Let the next micro-batch carry the barrier of `checkpoint`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"checkpoint": int(checkpoint)}), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+
+class _BarrierPartition(InputPartition):
+    def __init__(self, checkpoint: int) -> None:
+        super().__init__(checkpoint)
+        self.checkpoint = checkpoint
+
+
+class ControlReader(DataSourceStreamReader):
+    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the state before the first checkpoint."""
+        return {"checkpoint": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """Return the offered checkpoint, or `start` while nothing newer is offered."""
+        try:
+            offered = int(json.loads(Path(self._path).read_text(encoding="utf-8"))["checkpoint"])
+        except FileNotFoundError:
+            return start
+        return {"checkpoint": max(int(start["checkpoint"]), offered)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return one partition if the checkpoint rose; only the newest id gets a barrier."""
+        if int(end["checkpoint"]) > int(start["checkpoint"]):
+            return [_BarrierPartition(int(end["checkpoint"]))]
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        """Yield the barrier."""
+        assert isinstance(partition, _BarrierPartition)
+        yield (partition.checkpoint,)
+
+
+class ControlSource(DataSource):
+    """Registered with the session by the environment; not for users."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        """Return the one column."""
+        return _SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """Return the reader of the file named by the option `path`."""
+        return ControlReader(self.options["path"])

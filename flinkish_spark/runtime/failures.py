@@ -1,0 +1,114 @@
+"""From what Spark says went wrong to one typed error.
+
+Errors of user code and of executors reach the driver as text. Those of ours start with a marker;
+the rest are recognised by Spark's error conditions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from flinkish_spark.bridge import describe_failure, is_gateway_gone
+from flinkish_spark.errors import (
+    AuthorizationError,
+    BadRecordError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    InputLostError,
+    SchemaError,
+    SparkGoneError,
+    UserFunctionError,
+)
+from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
+from flinkish_spark.sources.kafka import BAD_RECORD_MARKER
+
+NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
+_MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
+_INPUT_LOST = re.compile(
+    r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
+    r"|UnknownTopicOrPartition",
+)
+#: Longest part of a foreign message that is repeated in ours.
+_MOST_TEXT = 1_500
+
+
+class QueryFailed(EnvironmentFault):
+    """The query ended for a reason outside the user's code; a restart may help."""
+
+    restartable = True
+
+
+class RepeatableUserError(UserFunctionError):
+    """A user function raised; restarted once, since what it calls may recover."""
+
+    restartable = True
+
+    @property
+    def record(self) -> tuple[Any, ...]:
+        """What identifies the record, to see whether the same one fails again."""
+        return tuple(
+            self.facts.get(k) for k in ("uid", "topic", "partition", "offset", "channel", "sequence")
+        )
+
+
+def classify(error: BaseException) -> FlinkishError:
+    """Return the typed error for whatever ended the query."""
+    if isinstance(error, FlinkishError):
+        return error
+    if is_gateway_gone(error):
+        return SparkGoneError(
+            "the JVM of this driver is gone",
+            why="it was killed or ran out of memory",
+            what_to_do="start the job again; a new process takes it over from the last checkpoint",
+        )
+    text = describe_failure(error)
+    if USER_FUNCTION_MARKER in text:
+        return _user_error(text)
+    if STATE_MARKER in text:
+        return CorruptObjectError(
+            _after(text, STATE_MARKER),
+            why="the stored state and the function's declaration do not fit, or the state is damaged",
+            what_to_do="declare the state as it was, or start a new job_dir",
+        )
+    if BAD_RECORD_MARKER in text:
+        return BadRecordError(
+            f"a record cannot be handled:{_after(text, BAD_RECORD_MARKER)}",
+            what_to_do="correct the producer, or choose another policy for bad records",
+        )
+    if any(name in text for name in _MALFORMED):
+        return BadRecordError(
+            "a value is not JSON of the declared schema",
+            what_to_do="correct the producer, or choose on_bad_record=OnBadRecord.DROP or DeadLetter(topic)",
+        )
+    if NOT_AUTHORIZED_MARKER in text:
+        return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
+    if _INPUT_LOST.search(text):
+        return InputLostError("Spark found that input is missing", why=text[:_MOST_TEXT])
+    if type(error).__name__ == "AnalysisException":
+        return SchemaError("Spark refuses the plan of this job", why=str(error)[:_MOST_TEXT])
+    return QueryFailed("the query failed", why=text[:_MOST_TEXT], text=text)
+
+
+def _user_error(text: str) -> FlinkishError:
+    start = text.index("{", text.index(USER_FUNCTION_MARKER))
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(text[start:])
+    except ValueError:
+        return RepeatableUserError("a user function raised", why=text[start : start + _MOST_TEXT])
+    uid, error = facts.pop("uid"), facts.pop("error")
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return RepeatableUserError(
+        f"the function of operator '{uid}' failed" + (f" on the record at {where}" if where else ""),
+        why=error,
+        what_to_do="correct the function or the record; the job goes on from the last checkpoint",
+        uid=uid,
+        **facts,
+    )
+
+
+def _after(text: str, marker: str) -> str:
+    rest = text[text.index(marker) + len(marker) :]
+    return rest.split("\n", 1)[0][:_MOST_TEXT]

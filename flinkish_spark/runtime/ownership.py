@@ -1,0 +1,136 @@
+"""One owner per job directory (DESIGN 6).
+
+Taking over has four steps, and this order is the fence:
+
+1. the lock: refused while the process that holds it lives, whatever it is doing;
+2. the owner epoch, by create-if-absent: of two newcomers one wins;
+3. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
+   writes into a folder that is no longer there;
+4. the next checkpoint id is sealed with ABORT: a zombie that has not decided it never can.
+
+Only after that does the new owner read facts or abort anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from flinkish_spark.clock import Clock
+from flinkish_spark.errors import FencedError, OwnedElsewhereError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.records import Decision, Verdict
+from flinkish_spark.store import CreateResult
+
+
+class JobLock:
+    """An advisory lock that the operating system drops when the process dies, however it dies.
+
+    The file is opened close-on-exec, so neither the JVM nor a Python worker inherits the lock:
+    orphans of a dead driver do not keep the next one out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock or raise OwnedElsewhereError at once."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise OwnedElsewhereError(
+                f"the job directory {self._path.parent} is owned by {holder}, which is alive",
+                why="two processes on one job directory would stage and commit against each other",
+                what_to_do="stop that process first, or use another job_dir",
+                holder=holder,
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Drop the lock; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Proof of having taken the job over; re-checked before every effect on the outside."""
+
+    job_dir: JobDir
+    epoch: OwnerEpoch
+
+    def check(self) -> None:
+        """Raise FencedError if a newer owner exists."""
+        newest = self.job_dir.newest_owner()
+        if newest != self.epoch:
+            raise FencedError(
+                f"owner {newest} has taken this job over from owner {self.epoch}",
+                why="another process took the job directory while this one seemed dead",
+                what_to_do="let this process end; the newer owner goes on",
+                mine=self.epoch,
+                newest=newest,
+            )
+
+
+def take_over(job_dir: JobDir, clock: Clock) -> Ownership:
+    """Raise the owner epoch and seal the id that a zombie may be about to decide.
+
+    The caller holds the :class:`JobLock`.
+
+    Raises
+    ------
+    OwnedElsewhereError
+        Another process took the same epoch at the same moment.
+    """
+    epoch = OwnerEpoch(job_dir.newest_owner().value + 1)
+    body = {
+        "owner_epoch": int(epoch),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "taken_at_ms": clock.wall_ms(),
+    }
+    if job_dir.create_owner(epoch, body) is CreateResult.EXISTS:
+        raise OwnedElsewhereError(
+            f"another process became owner {epoch} of this job directory at the same moment",
+            what_to_do="start only one driver per job directory",
+        )
+    ownership = Ownership(job_dir, epoch)
+    seal_next_checkpoint(ownership, clock)
+    return ownership
+
+
+def seal_next_checkpoint(ownership: Ownership, clock: Clock) -> CheckpointId:
+    """Write ABORT for the lowest undecided id and return it.
+
+    Ids are dense: each one is decided COMMIT or ABORT before the next is triggered, so the lowest
+    undecided id is the only one that a zombie can have pending. If it wins the race for that id
+    its decision stands, and the id after it is sealed instead.
+    """
+    job_dir = ownership.job_dir
+    while True:
+        known = job_dir.decided_ids()
+        checkpoint = known[-1].next() if known else CheckpointId(1)
+        abort = Decision(
+            checkpoint,
+            Verdict.ABORT,
+            ownership.epoch,
+            clock.wall_ms(),
+            reason=f"sealed by owner {ownership.epoch} when it took the job over",
+        )
+        if job_dir.create_decision(abort) is CreateResult.CREATED:
+            return checkpoint

@@ -1,0 +1,64 @@
+"""Starting the one Spark query of a job, with the settings that the protocol depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.runtime.epoch_writer import EpochWriter
+
+_STATE = "spark.sql.streaming.stateStore."
+
+#: Set only while the query starts: Spark copies the session's settings then.
+REQUIRED_CONF = {
+    # State files are named by commits/N, so a rewind is exact and zombie tasks overwrite nothing.
+    _STATE + "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    _STATE + "checkpointFormatVersion": "2",
+    _STATE + "rocksdb.changelogCheckpointing.enabled": "true",
+    # Spark refuses several keyed operators; what it would protect from does not occur, since no
+    # operator of ours uses Spark's watermark. Our own check stands in `graph` and `sources`.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
+    # The coordinator's backlog limits are set against this number.
+    "spark.sql.streaming.minBatchesToRetain": "200",
+    # An adaptive plan could coalesce the partitions that barriers are routed to.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@contextmanager
+def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[None]:
+    """Set what the query needs, and give the session back as it was."""
+    wanted = {**REQUIRED_CONF, "spark.sql.shuffle.partitions": str(shuffle_partitions)}
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def start_query(
+    spark: SparkSession,
+    job: PlannedJob,
+    writer: EpochWriter,
+    *,
+    name: str,
+    checkpoint_location: str,
+    trigger_ms: int,
+) -> StreamingQuery:
+    """Start the query; called inside :func:`query_conf`."""
+    stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
+    stream = stream.option("checkpointLocation", checkpoint_location).queryName(name)
+    return stream.trigger(processingTime=f"{trigger_ms} milliseconds").start()

@@ -1,0 +1,117 @@
+"""Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
+
+The folder carries the owner epoch, ``spark/<owner epoch>``: taking a job over renames it, and
+whatever a JVM of the previous owner still writes goes to a path that no longer exists. Within
+one owner the path stays, so restarts inside a process need no rename.
+
+Entries are written by Spark (temporary file, then rename), so an entry is whole or absent. Each
+has a hidden checksum file beside it that must go with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flinkish_spark.errors import CorruptObjectError, FencedError
+from flinkish_spark.protocol.ids import BatchId, OwnerEpoch
+from flinkish_spark.store import ObjectMissing, Store
+
+OFFSETS, COMMITS = "offsets", "commits"
+
+
+def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
+    """Rename Spark's checkpoint to carry `epoch` and return its key below the job directory.
+
+    One rename is the fence for everything Spark writes: offsets, commits and state.
+    """
+    parent = job_root / "spark"
+    parent.mkdir(exist_ok=True)
+    mine = parent / str(epoch)
+    older = sorted(int(p.name) for p in parent.iterdir() if p.name.isdecimal() and int(p.name) < epoch.value)
+    if not mine.exists() and older:
+        try:
+            os.rename(parent / str(older[-1]), mine)
+        except FileNotFoundError:
+            raise FencedError(
+                f"Spark's checkpoint {older[-1]} was taken by a newer owner than {epoch}",
+                what_to_do="let this process end; the newer owner goes on",
+            ) from None
+    mine.mkdir(exist_ok=True)
+    return f"spark/{epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkLog:
+    """Offset log and commit log of the query.
+
+    Parameters
+    ----------
+    store
+        Rooted at the job directory.
+    folder
+        Key of Spark's checkpoint, from :func:`fence_spark_folder`.
+    """
+
+    store: Store
+    folder: str
+
+    def batches(self, log: str) -> frozenset[BatchId]:
+        """Return the ids present in ``offsets`` or ``commits``."""
+        names = (key.rsplit("/", 1)[1] for key in self.store.list(f"{self.folder}/{log}"))
+        return frozenset(BatchId(int(name)) for name in names if name.isdecimal())
+
+    def read(self, log: str, batch: BatchId) -> str | None:
+        """Return an entry's text, or None while Spark has not written it."""
+        try:
+            return self.store.read(f"{self.folder}/{log}/{batch}").decode("utf-8")
+        except ObjectMissing:
+            return None
+
+    def restore(self, log: str, batch: BatchId, text: str) -> None:
+        """Put an entry back byte for byte."""
+        # The checksum file of another content would make Spark refuse the entry; none is fine.
+        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
+
+    def remove(self, entry: str) -> None:
+        """Delete an entry given as ``offsets/17`` or ``commits/17``, with its checksum file."""
+        log, batch = entry.split("/")
+        if log not in (OFFSETS, COMMITS) or not batch.isdecimal():
+            raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
+        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self.store.delete(f"{self.folder}/{entry}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOffsets:
+    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order."""
+
+    sources: tuple[Any, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> LoggedOffsets:
+        """Parse an entry.
+
+        Raises
+        ------
+        CorruptObjectError
+            The text is not an offset log entry of a known version.
+        """
+        lines = text.strip().split("\n")
+        if lines[0] != "v1" or len(lines) < 2:
+            raise CorruptObjectError(
+                f"Spark's offset log entry has version {lines[0][:20]!r}",
+                what_to_do="run the Spark version that wrote this job directory",
+            )
+        return cls(tuple(None if line == "-" else json.loads(line) for line in lines[2:]))
+
+    def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset of the source that reads any of `topics`."""
+        for source in self.sources:
+            if isinstance(source, dict) and source.keys() & topics:
+                return {t: {int(p): int(o) for p, o in ps.items()} for t, ps in source.items()}
+        return {}

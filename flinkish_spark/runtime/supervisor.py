@@ -1,0 +1,349 @@
+"""The supervisor: take over, recover, start the query, watch it, start it again.
+
+One object per `execute`. The order of a start is the protocol's: lock, settings, preflight, owner
+epoch, fence, recovery, and only then Spark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge import is_gateway_gone
+from flinkish_spark.clock import Clock
+from flinkish_spark.config import CheckpointConfig
+from flinkish_spark.coordinator import CheckpointCoordinator, CoordinatorParts
+from flinkish_spark.errors import FlinkishError, InputLostError, SparkGoneError
+from flinkish_spark.graph.planner import PlannedJob, Planner
+from flinkish_spark.graph.stream_graph import StreamGraph
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.records import Decision, Receipt, StagedBatch
+from flinkish_spark.protocol.recovery import StartSpark
+from flinkish_spark.protocol.restart import GiveUp, RestartHistory, RestartStrategy
+from flinkish_spark.runtime.blocks import BlockPool
+from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
+from flinkish_spark.runtime.control_source import ControlFile, ControlSource
+from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
+from flinkish_spark.runtime.failures import QueryFailed, RepeatableUserError, classify
+from flinkish_spark.runtime.ownership import JobLock, Ownership, seal_next_checkpoint, take_over
+from flinkish_spark.runtime.preflight import check_before_start
+from flinkish_spark.runtime.query import query_conf, start_query
+from flinkish_spark.runtime.recovering import Recovery
+from flinkish_spark.runtime.spark_log import (
+    COMMITS,
+    OFFSETS,
+    LoggedOffsets,
+    SparkLog,
+    fence_spark_folder,
+)
+from flinkish_spark.runtime.steps import Observer
+from flinkish_spark.sinks.base import Committer, SinkContext
+from flinkish_spark.store import LocalStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOG = logging.getLogger(__name__)
+_WATCH_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """All settings of one `execute`."""
+
+    name: str
+    root: Path
+    checkpoint: CheckpointConfig
+    restart: RestartStrategy
+    trigger_ms: int
+    shuffle_partitions: int
+    clock: Clock
+    observer: Observer
+
+
+@dataclass
+class JobProgress:
+    """What a person or a program may ask about a running job; replaced piece by piece."""
+
+    restarts: int = 0
+    checkpoints: int = 0
+    newest: CheckpointId = field(default_factory=lambda: CheckpointId(0))
+    rows_by_sink: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    last_error: str = ""
+    is_running: bool = False
+
+
+class Supervisor:
+    """Runs a job until it is stopped or fails for good."""
+
+    def __init__(self, spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
+        self._spark, self._graph, self._settings = spark, graph, settings
+        self._job_dir = JobDir(LocalStore(settings.root))
+        self._stop_wanted = threading.Event()
+        self._cancel_wanted = threading.Event()
+        self._attempts = itertools.count(1)
+        self._blocks = BlockPool()
+        self._coordinator: CheckpointCoordinator | None = None
+        self._last_bad_record: tuple[object, ...] = ()
+        self.history = RestartHistory()
+        self.progress = JobProgress()
+        self.on_confirmed_hooks: list[object] = []
+
+    # -- called by other threads ----------------------------------------------------------------
+    def stop_with_checkpoint(self) -> None:
+        """Take a last checkpoint, finish it, stop."""
+        self._stop_wanted.set()
+
+    def cancel(self) -> None:
+        """Stop at once; the next start goes on from the last checkpoint."""
+        self._cancel_wanted.set()
+
+    def _is_stopping(self) -> bool:
+        coordinator = self._coordinator
+        return self._cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
+
+    # -- life -----------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Run the job; return when it was stopped.
+
+        Raises
+        ------
+        FlinkishError
+            The job cannot start, or failed in a way that a restart does not mend.
+        """
+        lock = JobLock(self._settings.root / "owner.lock")
+        lock.acquire()
+        try:
+            self._run_owned()
+        finally:
+            self.progress.is_running = False
+            lock.release()
+
+    def _run_owned(self) -> None:
+        settings = self._settings
+        job = check_before_start(self._spark, self._graph, settings, self._job_dir)
+        ownership = take_over(self._job_dir, settings.clock)
+        folder = fence_spark_folder(settings.root, ownership.epoch)
+        log = SparkLog(self._job_dir.store, folder)
+        committers = self._committers(job, ownership)
+        try:
+            while True:
+                try:
+                    self._run_query(job, ownership, log, committers)
+                    return
+                except Interrupted:
+                    return
+                except BaseException as error:
+                    self._survive(classify(error) if isinstance(error, Exception) else error, log)
+                    # The id that was pending is never used again, whatever became of its barrier.
+                    seal_next_checkpoint(ownership, settings.clock)
+                    self._blocks.forget()
+        finally:
+            for committer in committers.values():
+                committer.close()
+
+    def _survive(self, error: BaseException, log: SparkLog) -> None:
+        """Wait before the next attempt, or raise."""
+        if not isinstance(error, FlinkishError):
+            raise error
+        self.progress.last_error = str(error)
+        if isinstance(error, InputLostError | QueryFailed):
+            self._check_inputs(log)
+        if isinstance(error, SparkGoneError) or not error.restartable or self._cancel_wanted.is_set():
+            raise error
+        if isinstance(error, RepeatableUserError):
+            if error.record == self._last_bad_record:
+                raise error
+            self._last_bad_record = error.record
+        self.history = self.history.failed(self._settings.clock.monotonic_ms())
+        verdict = self._settings.restart.decide(self.history)
+        if isinstance(verdict, GiveUp):
+            LOG.error("not restarting: %s", verdict.reason)
+            raise error
+        self.progress.restarts += 1
+        LOG.warning("restarting in %s ms after: %s", verdict.delay_ms, error)
+        self._cancel_wanted.wait(verdict.delay_ms / 1000)
+        if self._cancel_wanted.is_set():
+            raise error
+
+    def _check_inputs(self, log: SparkLog) -> None:
+        """Raise InputLostError with the missing ranges, if that is what happened."""
+        committed = log.batches(COMMITS)
+        text = log.read(OFFSETS, max(committed)) if committed else None
+        position = LoggedOffsets.parse(text) if text is not None else None
+        for node in self._graph.sources:
+            try:
+                node.source.check_input(self._job_dir, node.uid, position)
+            except FlinkishError as error:
+                if not error.restartable:
+                    raise
+                LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
+
+    # -- one start of the query -----------------------------------------------------------------
+    def _run_query(
+        self, job: JobUuid, ownership: Ownership, log: SparkLog, committers: Mapping[str, Committer]
+    ) -> None:
+        settings = self._settings
+        confirmation = Confirmation(
+            self._job_dir,
+            ownership,
+            committers,
+            self._graph.sources,
+            settings.clock,
+            settings.observer,
+            self._is_stopping,
+        )
+        self._coordinator = None
+        start, kept = Recovery(
+            self._job_dir,
+            log,
+            ownership,
+            committers,
+            confirmation,
+            settings.clock,
+            settings.observer,
+            self._is_stopping,
+        ).run()
+        self._check_inputs(log)
+        control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
+        with query_conf(self._spark, settings.shuffle_partitions):
+            self._spark.dataSource.register(ControlSource)
+            planned = Planner(self._spark, str(control.path), settings.shuffle_partitions).plan(self._graph)
+            gate = AdmissionGate()
+            coordinator = CheckpointCoordinator(
+                CoordinatorParts(
+                    config=settings.checkpoint,
+                    clock=settings.clock,
+                    job_dir=self._job_dir,
+                    ownership=ownership,
+                    log=log,
+                    control=control,
+                    confirmation=confirmation,
+                    committers=committers,
+                    channels={sink.uid: sink.channels for sink in planned.sinks},
+                    uids=self._graph.uids(),
+                    blocks=self._blocks,
+                    gate=gate,
+                    observer=settings.observer,
+                    on_confirmed=self._on_confirmed,
+                ),
+                kept,
+            )
+            self._coordinator = coordinator
+            writer = self._epoch_writer(planned, job, ownership, start, gate, coordinator)
+            query = start_query(
+                self._spark,
+                planned,
+                writer,
+                name=settings.name,
+                checkpoint_location=str(settings.root / log.folder),
+                trigger_ms=settings.trigger_ms,
+            )
+        coordinator.start()
+        self.progress.is_running = True
+        try:
+            self._watch(query, writer, coordinator)
+        finally:
+            self.progress.is_running = False
+            self._tear_down(query, gate, coordinator)
+        if self._stop_wanted.is_set():
+            self._sweep_after_stop(committers)
+
+    def _watch(self, query: StreamingQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
+        final_triggered = False
+        while not self._cancel_wanted.is_set():
+            if coordinator.failure is not None:
+                raise coordinator.failure
+            if coordinator.final_confirmed.is_set():
+                return
+            if self._stop_wanted.is_set() and not final_triggered:
+                coordinator.trigger_final()
+                final_triggered = True
+            if not query.isActive:
+                failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
+                raise failure or query.exception() or QueryFailed("the query ended by itself")
+            self._cancel_wanted.wait(_WATCH_SECONDS)
+
+    def _tear_down(
+        self, query: StreamingQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
+    ) -> None:
+        """End query and coordinator; both have ended when this returns, or the JVM is gone."""
+        gate.stop()
+        coordinator.stop()
+        try:
+            query.stop()
+        except Exception as error:
+            if not is_gateway_gone(error):
+                LOG.warning("stopping the query failed: %s", error)
+        if coordinator.is_alive():
+            coordinator.join()
+
+    def _sweep_after_stop(self, committers: Mapping[str, Committer]) -> None:
+        """Abort what the micro-batch behind the final barrier had begun to write."""
+        staged = self._job_dir.staged_batches(self._job_dir.lineage()).values()
+        kept = [c for s in staged for c in s.committables]
+        for committer in committers.values():
+            committer.sweep(kept, frozenset())
+
+    def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
+        progress = self.progress
+        progress.checkpoints += 1
+        progress.newest = decision.checkpoint
+        for batch in decision.batches:
+            for ack in batch.acks:
+                progress.rows_by_sink[ack.sink] = progress.rows_by_sink.get(ack.sink, 0) + ack.rows
+                progress.dropped += sum(t.dropped for t in ack.tasks)
+        self.history = self.history.ran_well()
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _contexts(self, planned: PlannedJob, job: JobUuid, ownership: Ownership) -> dict[str, SinkContext]:
+        return {
+            sink.uid: SinkContext(job, ownership.epoch, sink.uid, sink.schema, self._settings.checkpoint)
+            for sink in planned.sinks
+        }
+
+    def _committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
+        """Return the committers in the order in which sinks commit: as declared."""
+        control = str(self._settings.root / "control" / "none.json")
+        with query_conf(self._spark, self._settings.shuffle_partitions):
+            self._spark.dataSource.register(ControlSource)
+            planned = Planner(self._spark, control, self._settings.shuffle_partitions).plan(self._graph)
+        contexts = self._contexts(planned, job, ownership)
+        return {s.uid: s.sink.committer(self._spark, contexts[s.uid]) for s in planned.sinks}
+
+    def _epoch_writer(
+        self,
+        planned: PlannedJob,
+        job: JobUuid,
+        ownership: Ownership,
+        start: StartSpark,
+        gate: AdmissionGate,
+        coordinator: CheckpointCoordinator,
+    ) -> EpochWriter:
+        contexts = self._contexts(planned, job, ownership)
+        notify = coordinator.on_staged
+
+        def note(staged: StagedBatch) -> None:
+            notify(staged)
+
+        parts = EpochWriterParts(
+            job_dir=self._job_dir,
+            ownership=ownership,
+            lineage=self._job_dir.lineage(),
+            writers={s.uid: s.sink.writer(self._spark, contexts[s.uid]) for s in planned.sinks},
+            blocks=self._blocks,
+            attempts=self._attempts,
+            observer=self._settings.observer,
+            gate=gate,
+            notify=note,
+            must_wait=coordinator.must_wait,
+        )
+        return EpochWriter(planned.sinks, start.next_batch, parts)

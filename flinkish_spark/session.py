@@ -1,0 +1,127 @@
+"""A SparkSession that can run this package: the shim, Kafka and Delta on the class path.
+
+JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``; a session that runs
+already cannot be completed. On a platform that starts Spark for you, put the entries of :func:`spark_conf`
+into its configuration and the JARs where it expects libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.jars import ivy_settings, pinned, pinned_jars, shim_jar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What makes ``format("delta")`` and SQL on Delta tables work.
+DELTA_CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
+    """Return the Spark settings that this package needs, with these JARs beside the shim.
+
+    Parameters
+    ----------
+    jars
+        The pinned third-party JARs and any of your own; empty if Spark finds them another way.
+
+    Returns
+    -------
+    dict
+        To be set before the session starts. ``spark.sql.extensions`` and ``spark.jars`` are lists with
+        commas: add your own entries to them, do not replace them.
+
+    Raises
+    ------
+    JarMissing
+        If the shim was not built.
+
+    Examples
+    --------
+    >>> conf = spark_conf([])
+    >>> conf["spark.sql.extensions"]
+    'io.delta.sql.DeltaSparkSessionExtension'
+    """
+    return {**DELTA_CONF, "spark.jars": ",".join(str(jar) for jar in [shim_jar(), *jars])}
+
+
+def configure_spark_with_jars(
+    builder: SparkSession.Builder, directory: str | Path, *, extra_jars: Iterable[str | Path] = ()
+) -> SparkSession.Builder:
+    """Let a session builder use JARs that are on this machine; nothing is downloaded.
+
+    Call it before ``getOrCreate()`` and before settings of yours that should win.
+
+    Parameters
+    ----------
+    builder
+        ``SparkSession.builder``, or what its methods returned.
+    directory
+        Holds the pinned JARs, as `make jars` leaves them in ``build/jars``.
+    extra_jars
+        JARs of your own.
+
+    Returns
+    -------
+    SparkSession.Builder
+        The same builder.
+
+    Raises
+    ------
+    JarMissing
+        If a JAR is not there; the message says which and how to get it.
+
+    Examples
+    --------
+    >>> from pyspark.sql import SparkSession
+    >>> builder = SparkSession.builder.master("local[2,4]")
+    >>> spark = configure_spark_with_jars(builder, "build/jars").getOrCreate()  # doctest: +SKIP
+    """
+    return builder.config(map={**spark_conf([*pinned_jars(directory), *extra_jars])})
+
+
+def configure_spark_with_packages(
+    builder: SparkSession.Builder, *, extra_packages: Iterable[str] = ()
+) -> SparkSession.Builder:
+    """Let a session builder download the pinned JARs with Spark's own resolver when the session starts.
+
+    The counterpart of Delta's ``configure_spark_with_delta_pip``; it replaces that call. It brings its own
+    resolver settings, so a site with a private mirror should use :func:`configure_spark_with_jars`.
+    Downloads are kept in ``spark.jars.ivy`` (by default under the home directory).
+
+    Parameters
+    ----------
+    builder
+        ``SparkSession.builder``, or what its methods returned.
+    extra_packages
+        Maven coordinates of your own, resolved with all they depend on. Do not name Delta or Kafka here.
+
+    Returns
+    -------
+    SparkSession.Builder
+        The same builder.
+
+    Raises
+    ------
+    JarMissing
+        If the shim was not built; it is never downloaded.
+
+    Examples
+    --------
+    >>> from pyspark.sql import SparkSession
+    >>> builder = SparkSession.builder.config("spark.jars.ivy", "build/ivy")
+    >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
+    """
+    return builder.config(
+        map={
+            **spark_conf([]),
+            "spark.jars.packages": ",".join([*pinned("spark"), *extra_packages]),
+            "spark.jars.ivySettings": str(ivy_settings()),
+        }
+    )

@@ -1,0 +1,1 @@
+"""One file per output system; `base` is the contract."""

@@ -1,0 +1,160 @@
+"""The contract of a sink that commits exactly once (DESIGN 9).
+
+Life of the data of one sink, in order:
+
+1. **stage** (writer, foreachBatch): write the micro-batch durably but invisibly, flush, return
+   the committables. May be called again for the same batch after a crash or a failed attempt;
+   each call stages anew, and what the earlier one staged is aborted.
+2. The staged file names the committables; Spark writes commits/N; the coordinator decides.
+3. **commit** (committer, driver): make the committables of one decided checkpoint visible. May
+   be called any number of times, by any process, for as long as there is no receipt.
+4. **abort** (committer): give up committables that no decision contains. Idempotent.
+
+What must survive a crash is in the committable, a JSON value. A writer keeps nothing between
+calls that matters. Nobody concludes LOST without evidence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.records import Committable, TaskAck
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T
+
+    from flinkish_spark.config import CheckpointConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Who a sink works for; the same for the life of a process.
+
+    Parameters
+    ----------
+    job, owner_epoch
+        Part of every name that the sink leaves outside.
+    uid
+        The sink's stable name.
+    schema
+        Fields of the records it gets.
+    checkpoint
+        Intervals, for guards.
+    """
+
+    job: JobUuid
+    owner_epoch: OwnerEpoch
+    uid: str
+    schema: T.StructType
+    checkpoint: CheckpointConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """One micro-batch to stage.
+
+    Parameters
+    ----------
+    rows
+        A batch DataFrame: the control columns kind, checkpoint, channel, hash in this order, then
+        the stream's fields. Barriers are among the rows; every writer task reports those it saw.
+    lineage, batch
+        Which micro-batch.
+    block
+        A number that no other micro-batch in flight has, leased until the receipt.
+    """
+
+    rows: DataFrame
+    lineage: Lineage
+    batch: BatchId
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a writer staged: one ack per task, and what can be committed later."""
+
+    tasks: tuple[TaskAck, ...]
+    payloads: tuple[Mapping[str, Any], ...]
+
+
+class SinkWriter(ABC):
+    """Stages micro-batches. Lives in the user's process; its tasks run on executors."""
+
+    @abstractmethod
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage one micro-batch; everything is durable and invisible when this returns.
+
+        Raises
+        ------
+        Exception
+            Nothing of this attempt will be committed; the supervisor restarts or stops the job.
+        """
+
+
+class Committer(ABC):
+    """Ends what was staged. Called only by the coordinator or the recovery, one at a time."""
+
+    @abstractmethod
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit all committables of a decided checkpoint, in the given (batch) order.
+
+        Returns
+        -------
+        sequence of CommitAnswer
+            One per committable. The caller repeats the call while any says RETRY.
+        """
+
+    @abstractmethod
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Abort committables that no decision contains."""
+
+    @abstractmethod
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Return the reason for each committable, by position, that cannot be committed any more.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; nothing is concluded.
+        """
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: frozenset[int]) -> int:
+        """Abort what this job left open and neither `kept` nor a running micro-batch names.
+
+        Returns
+        -------
+        int
+            How many leftovers were aborted.
+        """
+        return 0
+
+    def close(self) -> None:
+        """Release connections."""
+
+
+class Sink(ABC):
+    """What a user gives to `sink_to`: settings only, usable for several starts."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Kafka topics it writes; empty for others."""
+        return ()
+
+    @abstractmethod
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse what cannot work, with one clear error, before anything starts."""
+
+    @abstractmethod
+    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+
+    @abstractmethod
+    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""

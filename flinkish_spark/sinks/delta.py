@@ -1,0 +1,165 @@
+"""The Delta sink: files are staged per micro-batch and enter the log with the checkpoint.
+
+One table version per checkpoint, however many micro-batches it has, marked with
+SetTransaction(appId = job uuid and sink uid, version = checkpoint id): a repeated commit, by this
+process or any other, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.delta import DeltaConflict, DeltaRefused, DeltaTables
+from flinkish_spark.bridge.shim import TappedRows
+from flinkish_spark.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.records import Committable
+from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Control columns in front of the fields, see StageRequest.
+_CONTROL_WIDTH = 4
+
+
+@dataclass(frozen=True)
+class DeltaSink(Sink):
+    """Append to a Delta table, exactly once.
+
+    Parameters
+    ----------
+    path
+        Absolute path or URI of the table; created with the first checkpoint if it is missing.
+    partition_by
+        Partition columns.
+    options
+        Options of Delta's writer, such as ``{"mergeSchema": "true"}``.
+
+    Examples
+    --------
+    >>> DeltaSink("/lake/totals", partition_by=("day",)).path
+    '/lake/totals'
+    """
+
+    path: str
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (
+            "://" not in self.path
+            and not self.path.startswith("file:")
+            and not PurePosixPath(self.path).is_absolute()
+        ):
+            raise ConfigError(
+                f"the Delta path {self.path!r} is relative",
+                why="it would mean different places in different processes",
+                what_to_do="give an absolute path or a URI",
+            )
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Let Delta check the schema, by staging no rows."""
+        missing = [c for c in self.partition_by if c not in context.schema.names]
+        if missing:
+            raise SchemaError(
+                f"sink '{context.uid}' is partitioned by '{missing[0]}', which its stream does not have",
+                what_to_do=f"choose from {', '.join(context.schema.names)}",
+            )
+        try:
+            empty = spark.createDataFrame([], context.schema)
+            DeltaTables(spark).stage(empty, self.path, self.partition_by, self.options)
+        except DeltaRefused as error:
+            raise SchemaError(
+                f"the Delta table {self.path} refuses the stream of sink '{context.uid}'",
+                why=str(error).split("\n\n")[0].strip(),
+                what_to_do="change the stream's fields, or allow the change with mergeSchema",
+                uid=context.uid,
+            ) from error
+
+    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return _DeltaWriter(self, DeltaTables(spark), context)
+
+    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        return _DeltaCommitter(self, DeltaTables(spark), context)
+
+
+class _DeltaWriter(SinkWriter):
+    def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext) -> None:
+        self._sink, self._tables, self._context = sink, tables, context
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Write the records' files; the tap in front counts rows and takes the barriers out."""
+        tapped = TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
+        fields = [F.col("`" + n.replace("`", "``") + "`") for n in request.rows.columns[_CONTROL_WIDTH:]]
+        staged = self._tables.stage(
+            tapped.records.select(*fields), self._sink.path, self._sink.partition_by, self._sink.options
+        )
+        has_files = any("add" in action for action in staged["actions"])
+        payload = {"path": self._sink.path, **staged}
+        return StageResult(tuple(tapped.acks()), (payload,) if has_files else ())
+
+
+class _DeltaCommitter(Committer):
+    def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext) -> None:
+        self._sink, self._tables, self._context = sink, tables, context
+        self._app_id = f"flinkish-{context.job}-{context.uid}"
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit all as one table version with the checkpoint's id."""
+        if not committables:
+            return ()
+        path = str(committables[0].payload["path"])
+        staged: list[Mapping[str, Any]] = [c.payload for c in committables]
+        answer = self._commit(path, staged, int(checkpoint))
+        return tuple(answer for _ in committables)
+
+    def _commit(self, path: str, staged: list[Mapping[str, Any]], version: int) -> CommitAnswer:
+        if self._tables.committed_version(path, self._app_id) >= version:
+            return CommitAnswer(Outcome.ALREADY_COMMITTED)
+        missing = [m for s in staged for m in self._tables.missing_files(path, s["actions"])]
+        if missing:
+            return CommitAnswer(
+                Outcome.LOST, f"{len(missing)} staged files are gone from {path}, first {missing[0]}"
+            )
+        try:
+            done = self._tables.commit(path, staged, self._app_id, version)
+        except DeltaConflict as error:
+            return CommitAnswer(Outcome.RETRY, str(error))
+        except DeltaRefused as error:
+            return CommitAnswer(Outcome.LOST, f"the table {path} no longer takes the files: {error}")
+        return CommitAnswer(Outcome.COMMITTED if done else Outcome.ALREADY_COMMITTED)
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Forget the files: they are in no log, and VACUUM removes them later.
+
+        Not deleted here, because a decision may be unknown to a fenced process.
+        """
+        return tuple(CommitAnswer(Outcome.COMMITTED, "left to VACUUM") for _ in committables)
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Find committables whose files are gone."""
+        dead = {}
+        for index, committable in enumerate(committables):
+            path = str(committable.payload["path"])
+            missing = self._tables.missing_files(path, committable.payload["actions"])
+            if missing:
+                dead[index] = f"sink '{self._context.uid}': the staged file {missing[0]} is gone"
+        return dead
+
+
+def require_delta(has_delta: bool) -> None:
+    """Raise EnvironmentFault if the session was started without Delta's JARs."""
+    if not has_delta:
+        raise EnvironmentFault(
+            "this Spark session has no Delta Lake",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+        )

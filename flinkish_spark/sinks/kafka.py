@@ -1,0 +1,271 @@
+"""The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
+
+Executors write through the JAR of this package and leave the transaction open; the driver ends
+it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of
+its own, InitProducerId comes before every transaction, and an id is used again only after the
+receipt, so a handle can never name somebody else's transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.shim import stage_kafka
+from flinkish_spark.config import require_positive
+from flinkish_spark.errors import ConfigError, GraphError, SchemaError
+from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
+from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable, KafkaConnection, TransactionClient
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Header of every record: which micro-batch wrote it, as ``<lineage>/<batch>``.
+BATCH_HEADER = "flinkish-batch"
+#: The broker's default for transaction.max.timeout.ms.
+DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+#: Java producer's default for max.request.size.
+_DEFAULT_MAX_REQUEST_BYTES = 1_048_576
+#: Task attempts of one micro-batch that have an id of their own.
+_MAX_ATTEMPT_INDEX = 64
+
+
+@dataclass(frozen=True)
+class KafkaSink(Sink):
+    """Write to a Kafka topic, exactly once for readers with ``isolation.level=read_committed``.
+
+    Parameters
+    ----------
+    bootstrap_servers
+        ``"host:port,host:port"``.
+    topic
+        An existing topic.
+    key
+        Column that becomes the record key (as its string; BINARY as it is); empty for no key.
+    value
+        ``Json()`` writes all fields as a JSON object, ``Raw("column")`` one column as it is.
+    transaction_timeout_ms
+        How long staged data may wait for its checkpoint, restarts included; at most the broker's
+        transaction.max.timeout.ms, at least interval + restart budget.
+    on_oversize
+        What to do with a record larger than the topic takes.
+    options
+        Connection and security options under Kafka's or Spark's names.
+    producer
+        Further settings of the Java producer, such as ``{"compression.type": "zstd"}``.
+    """
+
+    bootstrap_servers: str
+    topic: str
+    key: str = ""
+    value: Json | Raw = field(default_factory=Json)
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    on_oversize: BadRecordPolicy = OnBadRecord.FAIL
+    options: Mapping[str, str] = field(default_factory=dict)
+    producer: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
+        if not self.topic:
+            raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
+        for name in self.producer:
+            if name.removeprefix("kafka.") in _RESERVED:
+                raise ConfigError(
+                    f"the producer setting '{name}' cannot be set",
+                    why="the sink sets it itself, and exactly-once depends on it",
+                    what_to_do="leave it out",
+                )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topic, and the dead-letter topic if there is one."""
+        extra = (self.on_oversize.topic,) if isinstance(self.on_oversize, DeadLetter) else ()
+        return (self.topic, *extra)
+
+    @cached_property
+    def connection(self) -> KafkaConnection:
+        """How the brokers are reached."""
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse unknown topics and columns, timeouts that do not fit, and missing rights."""
+        self._check_columns(context)
+        least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+        if self.transaction_timeout_ms < least:
+            raise ConfigError(
+                f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
+                f"shorter than checkpoint interval + restart budget = {least} ms",
+                why="the broker would abort staged data while the job restarts",
+                what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
+            )
+        with KafkaAdmin(self.connection) as admin:
+            found = admin.topics(self.topics)
+            for topic in self.topics:
+                if topic not in found:
+                    raise GraphError(
+                        f"the topic '{topic}' of sink '{context.uid}' does not exist",
+                        why=f"the brokers at {self.connection.servers} do not know it",
+                        what_to_do="create it, or correct its name",
+                        topic=topic,
+                    )
+            # An id of its own, the same at every start: brokers remember each id for days.
+            name = JobUuid(uuid.uuid5(uuid.NAMESPACE_URL, f"flinkish:{context.uid}:{self.topic}").hex)
+            probe = TransactionalId(name, OwnerEpoch(0), 0, 0, 0)
+            admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
+
+    def _check_columns(self, context: SinkContext) -> None:
+        wanted = [("key", self.key)] if self.key else []
+        if isinstance(self.value, Raw):
+            wanted.append(("value", self.value.column))
+        for role, column in wanted:
+            if column not in context.schema.names:
+                raise SchemaError(
+                    f"the {role} of sink '{context.uid}' is the column '{column}', "
+                    "which its stream does not have",
+                    what_to_do=f"choose from {', '.join(context.schema.names)}",
+                )
+
+    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return _KafkaWriter(self, context)
+
+    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        return _KafkaCommitter(self, context)
+
+    def record_columns(self, schema: T.StructType) -> list[Column]:
+        """Return key, value and topic of a record as the writer wants them."""
+        key = _as_bytes(schema, self.key) if self.key else F.lit(None).cast("binary")
+        if isinstance(self.value, Raw):
+            value = _as_bytes(schema, self.value.column)
+        else:
+            fields = F.struct(*[F.col(_quoted(n)).alias(n) for n in schema.names])
+            value = F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+        return [key.alias("key"), value.alias("value"), F.lit(None).cast("string").alias("topic")]
+
+
+class _KafkaWriter(SinkWriter):
+    def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+        with KafkaAdmin(sink.connection) as admin:
+            limits = [info.max_message_bytes for info in admin.topics([sink.topic]).values()]
+        own = int(sink.producer.get("max.request.size", _DEFAULT_MAX_REQUEST_BYTES))
+        self._max_record_bytes = min([own, *limits])
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Write the records into one open transaction per task."""
+        schema = T.StructType(list(request.rows.schema.fields[4:]))
+        control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
+        rows = request.rows.select(*control, *self._sink.record_columns(schema))
+        reports = stage_kafka(rows, self._options(request))
+        payloads = [self._payload(r["committable"]) for r in reports if r["committable"] is not None]
+        return StageResult(tuple(TaskAck.from_json(r) for r in reports), tuple(payloads))
+
+    def _options(self, request: StageRequest) -> dict[str, Any]:
+        sink, context = self._sink, self._context
+        policy = sink.on_oversize
+        producer = {name.removeprefix("kafka."): value for name, value in sink.producer.items()}
+        return {
+            "producer": {**sink.connection.for_java(), **producer},
+            "topic": sink.topic,
+            "transactional_id_prefix": TransactionalId.prefix(
+                context.job, context.owner_epoch, request.block
+            ),
+            "max_attempt_index": _MAX_ATTEMPT_INDEX,
+            "transaction_timeout_ms": sink.transaction_timeout_ms,
+            "headers": {BATCH_HEADER: f"{request.lineage}/{request.batch}"},
+            "max_record_bytes": self._max_record_bytes,
+            "oversize": "dead-letter" if isinstance(policy, DeadLetter) else policy.value,
+            "dead_letter_topic": policy.topic if isinstance(policy, DeadLetter) else None,
+        }
+
+    @staticmethod
+    def _payload(report: Mapping[str, Any]) -> dict[str, Any]:
+        return KafkaCommittable.from_json(report).to_json()
+
+
+class _KafkaCommitter(Committer):
+    def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
+        self._context = context
+        self._client = TransactionClient(sink.connection)
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """End each transaction with COMMIT, in the given order, stopping at the first that is not done."""
+        answers: list[CommitAnswer] = []
+        for committable in committables:
+            answers.append(self._client.commit(KafkaCommittable.from_json(committable.payload)))
+            if not answers[-1].outcome.is_done:
+                # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
+                break
+        return answers
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """End each transaction with ABORT."""
+        return [self._client.abort(KafkaCommittable.from_json(c.payload)) for c in committables]
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Ask the transaction coordinators."""
+        handles = [KafkaCommittable.from_json(c.payload) for c in committables]
+        alive = self._client.is_alive(handles)
+        return {
+            index: f"sink '{self._context.uid}', transaction {handle.transactional_id}: {alive[handle].reason}"
+            for index, handle in enumerate(handles)
+            if not alive[handle].alive
+        }
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: frozenset[int]) -> int:
+        """Abort open transactions of this job that nobody will decide."""
+        names = {str(c.payload.get("transactional_id", "")) for c in kept}
+        aborted = 0
+        for found in self._client.list_of_job(self._context.job):
+            mine = found.transactional_id.owner_epoch == self._context.owner_epoch
+            newer = found.transactional_id.owner_epoch > self._context.owner_epoch
+            running = mine and found.transactional_id.block in running_blocks
+            if newer or running or str(found.transactional_id) in names:
+                continue
+            self._client.abort_open(found.transactional_id)
+            aborted += 1
+        return aborted
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+_RESERVED = frozenset(
+    {
+        "transactional.id",
+        "transaction.timeout.ms",
+        "enable.idempotence",
+        "acks",
+        "key.serializer",
+        "value.serializer",
+        "bootstrap.servers",
+    }
+)
+
+
+def _as_bytes(schema: T.StructType, column: str) -> Column:
+    kind = schema[column].dataType
+    value = F.col(_quoted(column))
+    if isinstance(kind, T.BinaryType):
+        return value
+    if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
+        return F.to_json(value).cast("binary")
+    return value.cast("string").cast("binary")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

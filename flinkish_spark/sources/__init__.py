@@ -1,0 +1,1 @@
+"""One file per input system; `base` is the contract."""

@@ -1,0 +1,68 @@
+"""What the planner, the preflight and the confirmation need of a source."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.job_dir import JobDir
+    from flinkish_spark.runtime.spark_log import LoggedOffsets
+    from flinkish_spark.sinks.base import Sink
+
+
+@dataclass(frozen=True)
+class SideOutput:
+    """Records that leave a source beside its stream, with the sink that takes them."""
+
+    uid: str
+    frame: DataFrame
+    sink: Sink
+
+
+class Source(ABC):
+    """A replayable input. All methods are called on the driver, in the user's process."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Kafka topics it reads; empty for others."""
+        return ()
+
+    @abstractmethod
+    def load(self, spark: SparkSession) -> DataFrame:
+        """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
+
+        Called at each start of the query, restarts included.
+        """
+
+    def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
+        """Return dead-letter streams, if the source has any."""
+        return ()
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse what cannot work, before anything starts. Called once per process."""
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Raise InputLostError if input from `position` on is gone. Called before each start."""
+
+    def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Tell the source that everything before `position` is committed in every sink.
+
+        Called once per checkpoint after the last sink answered and before the receipt, so again
+        after a crash between the two; must be idempotent.
+
+        Returns
+        -------
+        mapping
+            What was committed, for the receipt: group -> topic -> partition -> offset.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """
+        return {}

@@ -1,0 +1,170 @@
+"""The store under a job directory: five methods, immutable objects, durable when they return.
+
+A lost race is a return value, never an exception. :class:`LocalStore` keeps the promises on a
+local disk: an object is visible whole or not at all, and both the file and its directory are
+synced before a write returns, so that what was decided survives a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from flinkish_spark.errors import StoreError
+
+
+class CreateResult(enum.Enum):
+    """Answer of create-if-absent."""
+
+    CREATED = "CREATED"
+    EXISTS = "EXISTS"
+
+
+class ObjectMissing(KeyError):
+    """There is no object under that key. Expected by callers that ask for optional objects."""
+
+
+class Store(Protocol):
+    """Keys are relative POSIX paths like ``checkpoints/7/decision.json``."""
+
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, replacing an older one atomically."""
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free; of several callers exactly one gets CREATED."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder, sorted, without hidden ones; empty if missing."""
+
+    def delete(self, key: str) -> None:
+        """Delete the object; a missing one is no error."""
+
+
+def _checked(key: str) -> PurePosixPath:
+    path = PurePosixPath(key)
+    if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
+        raise ValueError(f"not a store key: {key!r}")
+    return path
+
+
+class LocalStore:
+    """A :class:`Store` on a local (or NFS-like POSIX) file system.
+
+    Parameters
+    ----------
+    root
+        The job directory, absolute: half of the code runs in other processes.
+
+    Raises
+    ------
+    StoreError
+        From every method, when the file system refuses.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_absolute():
+            raise ValueError(f"the store needs an absolute path, got {str(root)!r}")
+        self.root = root
+
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise ObjectMissing(key) from None
+        except OSError as error:
+            raise self._failed("read", key, error) from error
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, replacing an older one atomically."""
+        try:
+            target = self._path(key)
+            temporary = self._write_temporary(target, data)
+            os.replace(temporary, target)
+            self._sync_directory(target.parent)
+        except OSError as error:
+            raise self._failed("write", key, error) from error
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free: link(2) fails if the name exists."""
+        try:
+            target = self._path(key)
+            temporary = self._write_temporary(target, data)
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return CreateResult.EXISTS
+            finally:
+                os.unlink(temporary)
+            self._sync_directory(target.parent)
+            return CreateResult.CREATED
+        except OSError as error:
+            raise self._failed("create", key, error) from error
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder, sorted, without hidden ones."""
+        folder = self._path(prefix)
+        try:
+            names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise self._failed("list", prefix, error) from error
+        return tuple(str(PurePosixPath(prefix) / name) for name in names)
+
+    def delete(self, key: str) -> None:
+        """Delete the object; a missing one is no error."""
+        target = self._path(key)
+        try:
+            target.unlink(missing_ok=True)
+            if target.parent.is_dir():
+                self._sync_directory(target.parent)
+        except OSError as error:
+            raise self._failed("delete", key, error) from error
+
+    def _path(self, key: str) -> Path:
+        return self.root / _checked(key)
+
+    def _write_temporary(self, target: Path, data: bytes) -> Path:
+        self._make_directories(target.parent)
+        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        return temporary
+
+    def _make_directories(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make_directories(folder.parent)
+        folder.mkdir(exist_ok=True)
+        self._sync_directory(folder.parent)
+
+    @staticmethod
+    def _sync_directory(folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
+        return StoreError(
+            f"cannot {verb} {key} in the job directory {self.root}",
+            why=str(error),
+            what_to_do="check that the disk is there, has room, and may be written by this user",
+            key=key,
+        )

@@ -1,0 +1,1 @@
+"""Public test tools: a real local broker, crash points, harnesses."""

@@ -1,0 +1,347 @@
+"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
+
+Rules of this file:
+
+- The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
+- It does not outlive the process that started it, however that one ends: a watcher, which holds the read end
+  of a pipe from us, kills it when the pipe closes.
+- Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
+  while the broker is down could otherwise be given the broker's own port and talk to itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from flinkish_spark.errors import ConfigError, EnvironmentFault
+
+_HOST = "127.0.0.1"
+_PORTS = range(20_000, 30_000)
+_POLL_S = 0.05
+
+
+class BrokerDidNotStart(EnvironmentFault):
+    """The broker process ended, or did not answer in time."""
+
+
+class PortTaken(EnvironmentFault):
+    """Another process listens on the port that the broker is to use."""
+
+
+class LocalBroker:
+    """A single-node Kafka broker (KRaft) on 127.0.0.1 that a test starts, pauses, kills and starts again.
+
+    Data and port stay the same over restarts. Not thread safe. Topics are not created on first use.
+
+    Parameters
+    ----------
+    directory
+        Holds data, configuration and ``broker.log``; made if missing. A directory of an earlier broker
+        is continued.
+    jars_dir
+        The broker's JARs, as `make jars` leaves them in ``build/broker-jars``.
+    port
+        Where clients connect; 0 picks a free one.
+    extra_properties
+        Entries for ``server.properties`` that win over those of this class, for example
+        ``{"transaction.max.timeout.ms": "3600000"}``.
+    start_timeout_ms
+        How long :meth:`start` waits for the first answer.
+
+    Attributes
+    ----------
+    log
+        The file that the broker's output is appended to.
+
+    Examples
+    --------
+    >>> from kafka import KafkaProducer
+    >>> broker = LocalBroker("build/doc-broker", jars_dir="build/broker-jars")
+    >>> with broker:  # doctest: +SKIP
+    ...     broker.kill()
+    ...     broker.start()
+    ...     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        jars_dir: str | Path,
+        port: int = 0,
+        extra_properties: Mapping[str, str] = MappingProxyType({}),
+        start_timeout_ms: int = 60_000,
+    ) -> None:
+        self._directory = Path(directory).resolve()
+        self._jars_dir = Path(jars_dir).resolve()
+        if not any(self._jars_dir.glob("kafka_2.13-*.jar")):
+            raise ConfigError(
+                "There is no Kafka broker to start",
+                why=f"{self._jars_dir} holds no kafka_2.13 JAR",
+                what_to_do="run `make jars`, or give the directory that holds the broker's JARs",
+            )
+        self._port = port or _free_port()
+        self._controller_port = _free_port(other_than=self._port)
+        self._extra = dict(extra_properties)
+        self._start_timeout_s = start_timeout_ms / 1000
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self.log = self._directory / "broker.log"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` for clients; the same after every restart."""
+        return f"{_HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker.
+
+        Raises
+        ------
+        ConfigError
+            If the broker is not running.
+        """
+        if self._process is None:
+            raise ConfigError("The broker is not running", what_to_do="call start()")
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start the broker and return once it answers; about 5 s, longer after a kill.
+
+        A broker that runs already is left alone.
+
+        Raises
+        ------
+        PortTaken
+            If something else listens there.
+        BrokerDidNotStart
+            If the process ended or did not answer; the message holds the end of its log.
+        """
+        if self._process is not None:
+            return self
+        for port in (self._port, self._controller_port):
+            if not _is_free(port):
+                raise PortTaken(
+                    f"Port {port} of {_HOST} is taken",
+                    why="another process listens there",
+                    what_to_do="stop it, or give another port (0 picks a free one)",
+                    port=port,
+                )
+        self._write_properties()
+        if not (self._data / "meta.properties").exists():
+            self._format()
+        self._process = self._java("kafka.Kafka", str(self._properties_file))
+        self._watcher = _watch(self._process.pid)
+        try:
+            self._await_answer(self._process)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self, timeout_ms: int = 30_000) -> None:
+        """Shut the broker down in order; kill it if it takes longer than `timeout_ms`."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGCONT)  # a paused broker cannot hear SIGTERM
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout_ms / 1000)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        self._reap()
+
+    def kill(self) -> None:
+        """Kill the broker with SIGKILL, as a power cut would; what it acknowledged stays on disk."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        self._reap()
+
+    def pause(self) -> None:
+        """Freeze the broker (SIGSTOP): connections stay open, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen broker go on (SIGCONT)."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _data(self) -> Path:
+        return self._directory / "data"
+
+    @property
+    def _properties_file(self) -> Path:
+        return self._directory / "server.properties"
+
+    def _write_properties(self) -> None:
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{_HOST}:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{_HOST}:{self._port},CONTROLLER://{_HOST}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{_HOST}:{self._port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self._data),
+            # One node: every internal topic has one replica, and few partitions so that a restart is quick.
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            # After a kill the controller still believes in the old process until its session ends, and
+            # refuses the new one for so long: 9 s by default.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            # A misspelt topic must be an error, not a new topic.
+            "auto.create.topics.enable": "false",
+            # The default of 128 MB is a quarter of this broker's heap.
+            "log.cleaner.dedupe.buffer.size": "16777216",
+            **self._extra,
+        }
+        self._data.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        self._properties_file.write_text(text, encoding="utf-8")
+
+    def _format(self) -> None:
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # An interrupted format leaves a part behind: --ignore-formatted completes it.
+        arguments = ["format", "--ignore-formatted", "-t", cluster_id, "-c", str(self._properties_file)]
+        process = self._java("kafka.tools.StorageTool", *arguments)
+        if process.wait() != 0:
+            raise self._did_not_start("formatting its storage failed")
+
+    def _java(self, main_class: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [
+            _java_binary(),
+            "-Xms128m",
+            "-Xmx512m",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+            "-cp",
+            str(self._jars_dir / "*"),
+            main_class,
+            *arguments,
+        ]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._directory,
+                start_new_session=True,
+            )
+
+    def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise self._did_not_start(f"its process ended with status {process.returncode}")
+            if self._answers():
+                return
+            time.sleep(_POLL_S)
+        raise self._did_not_start(f"it did not answer within {self._start_timeout_s:g} s")
+
+    def _answers(self) -> bool:
+        # The socket is open well before the broker may serve: ask for it by name, but only once it listens,
+        # since the client logs an error for every refused connection.
+        if _is_free(self._port):
+            return False
+        try:
+            admin = KafkaAdminClient(bootstrap_servers=self.bootstrap_servers, bootstrap_timeout_ms=2_000)
+        except KafkaError:
+            return False
+        try:
+            return bool(admin.describe_cluster()["brokers"])
+        except KafkaError:
+            return False
+        finally:
+            admin.close()
+
+    def _did_not_start(self, why: str) -> BrokerDidNotStart:
+        tail = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+        return BrokerDidNotStart(
+            "The Kafka broker did not start",
+            why=why,
+            what_to_do=f"read {self.log}, which ends: {' / '.join(tail)}",
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        if self._watcher is not None:
+            self._watcher.communicate(b"over\n")
+            self._watcher = None
+
+
+def _watch(pid: int) -> subprocess.Popen[bytes]:
+    """Start the watcher: a line on its input means all is well, the end of its input that we are gone."""
+    command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _java_binary() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if java is None:
+        raise EnvironmentFault(
+            "There is no Java to run a Kafka broker with",
+            why=f"JAVA_HOME is {home}" if home else "java is not on the PATH",
+            what_to_do="install a Java 17 runtime, or set JAVA_HOME to one",
+        )
+    return java
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port(other_than: int = 0) -> int:
+    candidates = random.SystemRandom().sample(_PORTS, 200)
+    for port in candidates:
+        if port != other_than and _is_free(port):
+            return port
+    raise PortTaken(
+        f"No free port between {_PORTS.start} and {_PORTS.stop}",
+        what_to_do="stop what occupies them, or give the broker a port",
+    )

@@ -1,0 +1,113 @@
+"""What all tests share. A test's directory is its marker: tests/spark/* is marked `spark`, and so on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.testing.broker import LocalBroker
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+
+# Before anything can start a JVM. Spark's Python workers must be this interpreter (another one has no
+# pyarrow), must find the tests' own functions, and must not be given another Spark.
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
+    os.environ.pop(name, None)
+
+TopicFactory = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(ROOT / "tests").parts[0]
+        item.add_marker(kind)
+        heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
+        if kind == "unit" and heavy:
+            raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests; `local[2,4]`, because `local[2]` does not retry tasks."""
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.session import configure_spark_with_jars
+
+    scratch = _scratch("test-spark-")
+    builder = SparkSession.builder.master("local[2,4]").appName("tests").config(map=spark_test_conf(scratch))
+    session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def spark_test_conf(scratch: Path) -> dict[str, str]:
+    """Settings of every Spark session that a test starts, in this process or another."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[LocalBroker]:
+    """One broker for all tests. Whoever kills or pauses a broker takes one of its own."""
+    from flinkish_spark.testing.broker import LocalBroker
+
+    scratch = _scratch("test-broker-")
+    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars") as running:
+        yield running
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> TopicFactory:
+    """Call it for the name of a new topic: ``topic(partitions=3)``."""
+    from kafka.admin import KafkaAdminClient
+
+    def create(partitions: int = 1, configs: Mapping[str, str] = MappingProxyType({})) -> str:
+        name = f"topic-{uuid.uuid4().hex[:12]}"
+        options = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs)}
+        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        try:
+            admin.create_topics({name: options}, wait_for_metadata=True)
+        finally:
+            admin.close()
+        return name
+
+    return create
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> Path:
+    """Where a job may keep its checkpoints; not made yet, as for a job that starts for the first time."""
+    return tmp_path / "job"
+
+
+def _scratch(prefix: str) -> Path:
+    BUILD.mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=BUILD))

@@ -1,0 +1,62 @@
+"""A configured session has Kafka, Delta and the shim: a Delta table written and read, a Kafka topic too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.jars import shim_jar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.testing.broker import LocalBroker
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+
+
+def test_a_delta_table_written_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    spark.range(100).write.format("delta").save(table)
+    assert spark.read.format("delta").load(table).count() == 100
+    assert spark.sql(f"SELECT sum(id) AS total FROM delta.`{table}`").collect()[0].total == 4950
+
+
+def test_a_kafka_topic_written_is_read(
+    spark: SparkSession, broker: LocalBroker, topic: Callable[..., str]
+) -> None:
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers}
+    name = topic(partitions=2)
+    rows = spark.range(100).selectExpr("CAST(id AS STRING) AS value")
+    rows.write.format("kafka").options(**options, topic=name).save()
+    assert spark.read.format("kafka").options(**options, subscribe=name).load().count() == 100
+
+
+def test_the_shim_is_on_the_class_path(spark: SparkSession) -> None:
+    assert shim_jar().name in spark.conf.get("spark.jars", "")
+
+
+def test_spark_fetches_the_pinned_jars_by_itself(tmp_path: Path) -> None:
+    """In a process of its own: the resolver runs when a JVM starts."""
+    program = f"""
+from pyspark.sql import SparkSession
+from flinkish_spark.session import configure_spark_with_packages
+builder = SparkSession.builder.master("local[2]").config(map={{
+    "spark.jars.ivy": {str(BUILD / "ivy")!r}, "spark.ui.enabled": "false",
+    "spark.sql.warehouse.dir": {str(tmp_path / "warehouse")!r},
+}})
+spark = configure_spark_with_packages(builder).getOrCreate()
+spark.range(10).write.format("delta").save({str(tmp_path / "table")!r})
+kafka = spark.readStream.format("kafka").option("subscribe", "t")
+kafka.option("kafka.bootstrap.servers", "127.0.0.1:1").load()
+print("rows:", spark.read.format("delta").load({str(tmp_path / "table")!r}).count())
+spark.stop()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stdout.strip().endswith("rows: 10"), done.stderr[-2000:]

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Fetch the JARs of the pinned list with Maven.
+
+    python tools/resolve_jars.py spark  DIRECTORY
+    python tools/resolve_jars.py broker DIRECTORY
+
+Standard library only: it runs before anything is installed. JARs of an earlier list are removed from the
+directory; those that stay are not touched, so a process that has them open keeps running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[1]
+PINNED = ROOT / "flinkish_spark" / "jars" / "pinned.txt"
+MAVEN_REPOSITORY = ROOT / "build" / "m2"
+COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+ANYTHING = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+
+
+def pinned(role: str) -> list[str]:
+    """Read the coordinates of one role; the package's own reader needs the package installed."""
+    lines = PINNED.read_text(encoding="utf-8").splitlines()
+    pairs = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    return [coordinate for its_role, coordinate in pairs if its_role == role]
+
+
+def pom(role: str) -> str:
+    """Write the list as a Maven project; only the broker's JARs bring what they depend on."""
+    exclusions = f"<exclusions>{ANYTHING}</exclusions>" if role == "spark" else ""
+    dependencies = []
+    for coordinate in pinned(role):
+        group, artifact, version = map(escape, coordinate.split(":"))
+        dependencies.append(
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{version}</version>{exclusions}</dependency>"
+        )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        f"<groupId>io.github.flinkish-spark</groupId><artifactId>jars-{role}</artifactId><version>1</version>"
+        f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
+    )
+
+
+def fetch(role: str, into: Path) -> None:
+    """Run Maven; on failure print its own error lines and one line that says what to do, and exit."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        sys.exit("Maven is missing: install it (package `maven`) so that `mvn` is on the PATH")
+    pom_file = ROOT / "build" / "pom" / f"{role}.xml"
+    pom_file.parent.mkdir(parents=True, exist_ok=True)
+    pom_file.write_text(pom(role), encoding="utf-8")
+    command = [maven, "-q", "-B", f"-Dmaven.repo.local={MAVEN_REPOSITORY}", "-f", str(pom_file)]
+    command += ["-Dstyle.color=never", COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        log = pom_file.with_suffix(".log")
+        log.write_text(done.stdout, encoding="utf-8")
+        reason = next((line for line in done.stdout.splitlines() if line.startswith("[ERROR]")), "no message")
+        print(reason[:300], file=sys.stderr)
+        where = log.relative_to(ROOT)
+        sys.exit(f"Maven could not fetch the {role} JARs: check the network (or Maven's proxy); see {where}")
+
+
+def replace(old: Path, new: Path) -> None:
+    """Make `old` hold the JARs of `new`, touching only what differs."""
+    old.mkdir(parents=True, exist_ok=True)
+    wanted = {jar.name: jar for jar in new.glob("*.jar")}
+    for jar in old.glob("*.jar"):
+        if jar.name not in wanted:
+            jar.unlink()
+    for name, jar in wanted.items():
+        target = old / name
+        if not target.exists() or target.stat().st_size != jar.stat().st_size:
+            os.replace(jar, target)
+
+
+def main() -> None:
+    """Fetch one role into one directory."""
+    parser = argparse.ArgumentParser(description="Fetch the JARs of the pinned list with Maven.")
+    parser.add_argument("role", choices=["spark", "broker"])
+    parser.add_argument("directory", type=Path)
+    arguments = parser.parse_args()
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="jars-") as scratch:
+        fetch(arguments.role, Path(scratch))
+        replace(arguments.directory.resolve(), Path(scratch))
+
+
+if __name__ == "__main__":
+    main()
