@@ -65,8 +65,9 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Bytes as they are: a source gives `key`, `value`, `topic`, `partition`, `offset`,
-    `timestamp`; a sink needs a BINARY or STRING column.
+    """Bytes as they are.
+
+    A source gives the columns `key`, `value`, `topic`, `partition`, `offset` and `timestamp`.
 
     Parameters
     ----------

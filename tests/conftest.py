@@ -50,7 +50,8 @@ def spark() -> Iterator[SparkSession]:
     from flinkish_spark.session import configure_spark_with_jars
 
     scratch = _scratch("test-spark-")
-    builder = SparkSession.builder.master("local[2,4]").appName("tests").config(map=spark_test_conf(scratch))
+    builder = SparkSession.builder.master("local[2,4]").appName("tests")
+    builder = builder.config(map={**spark_test_conf(scratch)})
     session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session

@@ -16,7 +16,8 @@ find_python() {
     fail "Python 3.11 or newer is missing: install it, or name one: make PYTHON=/path/to/python3.11"
 }
 
-java_major() { "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1; }
+# "17.0.15" is 17; "1.8.0_392" is 8.
+java_major() { "$1" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -1; }
 
 check_java() {
     local java=${JAVA_HOME:+$JAVA_HOME/bin/}java major

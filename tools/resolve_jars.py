@@ -59,12 +59,13 @@ def fetch(role: str, into: Path) -> None:
     pom_file.parent.mkdir(parents=True, exist_ok=True)
     pom_file.write_text(pom(role), encoding="utf-8")
     command = [maven, "-q", "-B", f"-Dmaven.repo.local={MAVEN_REPOSITORY}", "-f", str(pom_file)]
-    command += ["-Dstyle.color=never", COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
+    command += [COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         log = pom_file.with_suffix(".log")
         log.write_text(done.stdout, encoding="utf-8")
-        reason = next((line for line in done.stdout.splitlines() if line.startswith("[ERROR]")), "no message")
+        errors = (line.partition("[ERROR] ")[2] for line in done.stdout.splitlines())
+        reason = next((error for error in errors if error.strip()), "Maven gave no reason")
         print(reason[:300], file=sys.stderr)
         where = log.relative_to(ROOT)
         sys.exit(f"Maven could not fetch the {role} JARs: check the network (or Maven's proxy); see {where}")

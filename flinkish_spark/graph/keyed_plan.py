@@ -103,7 +103,7 @@ def _int_array(values: Sequence[int]) -> Column:
 
 
 def _mask(columns: Sequence[Column]) -> Column:
-    """Return one bit per column: is it null?"""
+    """Return a number with one bit per column, set where it is null."""
     mask = F.lit(0).cast("long")
     for bit, column in enumerate(columns):
         mask = mask.bitwiseOR(F.when(column.isNull(), F.lit(1 << bit).cast("long")).otherwise(F.lit(0)))

@@ -193,7 +193,7 @@ class Decision:
     owner_epoch: OwnerEpoch
     decided_at_ms: int
     reason: str = ""
-    lineage: Lineage = Lineage(0)
+    lineage: Lineage = field(default_factory=lambda: Lineage(0))
     batches: tuple[StagedBatch, ...] = ()
     offsets_text: str = ""
     commits_text: str = ""

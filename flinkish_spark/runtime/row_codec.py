@@ -19,6 +19,8 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+
 Convert = Callable[[pd.Series], list[Any]]
 
 
@@ -80,7 +82,7 @@ class RowReader:
     def __init__(self, schema: T.StructType, column_names: Sequence[str], mask_names: Sequence[str]) -> None:
         self._columns = list(zip(column_names, [_converter(f.dataType) for f in schema], strict=True))
         self._masks = list(mask_names)
-        record: Any = namedtuple("Record", schema.names, rename=True)
+        record: Any = namedtuple("Record", list(schema.names), rename=True)  # type: ignore[misc]
         self.make = record._make
 
     def read(self, frame: pd.DataFrame) -> Iterator[Any]:
@@ -154,18 +156,10 @@ class RowWriter:
 
     def _series(self, name: str, column: Sequence[Any], kind: pa.DataType) -> Any:
         try:
-            array = pa.array(column, type=kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-            value = next((v for v in column if not _fits(v, kind)), None)
-            raise OutputError(f"field {name!r} of type {kind} cannot hold {value!r}: {error}") from error
+            array = strict_array(column, kind)
+        except ValueMismatch as error:
+            raise OutputError(f"emitted a wrong value: field {name!r} of {error}") from error
         if pa.types.is_nested(kind):
             return pd.Series(list(column), dtype=object)
         return array.to_pandas(integer_object_nulls=True)
 
-
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.array([value], type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
-        return False
-    return True

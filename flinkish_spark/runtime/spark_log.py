@@ -79,7 +79,7 @@ class SparkLog:
 
     def remove(self, entry: str) -> None:
         """Delete an entry given as ``offsets/17`` or ``commits/17``, with its checksum file."""
-        log, batch = entry.split("/")
+        log, _, batch = entry.partition("/")
         if log not in (OFFSETS, COMMITS) or not batch.isdecimal():
             raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")

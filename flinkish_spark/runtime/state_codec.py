@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+
 _MAGIC = b"FSKS"
 _VERSION = 1
 _HEAD = struct.Struct("<4sBH")
@@ -92,11 +94,9 @@ def _encode_section(layout: StateLayout, entries: Entries) -> bytes:
     arrays = []
     for field, column in zip(schema, columns, strict=True):
         try:
-            arrays.append(pa.array(column, type=field.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-            raise StateCodecError(
-                f"state {layout.name!r}: a {field.name} does not fit type {field.type}: {error}"
-            ) from error
+            arrays.append(strict_array(column, field.type))
+        except ValueMismatch as error:
+            raise StateCodecError(f"state {layout.name!r}: {field.name} of {error}") from error
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))

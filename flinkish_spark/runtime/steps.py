@@ -28,10 +28,10 @@ class Observer(Protocol):
     """Told about steps; see :class:`Step`."""
 
     def before(self, step: Step, subject: str) -> None:
-        """Called right before the step; `subject` is a sink uid, a log entry or an id."""
+        """Note what comes: called right before the step; `subject` is a sink uid, a log entry or an id."""
 
     def after(self, step: Step, subject: str) -> None:
-        """Called right after the step."""
+        """Note what is done: called right after the step."""
 
 
 class SilentObserver:

@@ -219,8 +219,9 @@ class _KafkaCommitter(Committer):
         """Ask the transaction coordinators."""
         handles = [KafkaCommittable.from_json(c.payload) for c in committables]
         alive = self._client.is_alive(handles)
+        who = f"sink '{self._context.uid}', transaction"
         return {
-            index: f"sink '{self._context.uid}', transaction {handle.transactional_id}: {alive[handle].reason}"
+            index: f"{who} {handle.transactional_id}: {alive[handle].reason}"
             for index, handle in enumerate(handles)
             if not alive[handle].alive
         }

@@ -27,10 +27,8 @@ class SideOutput:
 class Source(ABC):
     """A replayable input. All methods are called on the driver, in the user's process."""
 
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Kafka topics it reads; empty for others."""
-        return ()
+    #: Kafka topics it reads; empty for others.
+    topics: tuple[str, ...] = ()
 
     @abstractmethod
     def load(self, spark: SparkSession) -> DataFrame:

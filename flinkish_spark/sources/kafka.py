@@ -46,7 +46,7 @@ class StartingOffsets(enum.Enum):
     LATEST = "latest"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class KafkaSource(Source):
     """Read Kafka topics.
 

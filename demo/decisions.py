@@ -1,0 +1,102 @@
+"""What the job decided, as seen from outside while it runs.
+
+The job deletes old decisions, so whoever wants to know at the end has to write down as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flinkish_spark.job_dir import JOB_KEY, JobDir
+from flinkish_spark.protocol.envelope import unseal
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.records import Decision, Verdict
+from flinkish_spark.store import LocalStore, ObjectMissing
+
+
+@dataclass(slots=True)
+class Committed:
+    """A checkpoint with a COMMIT decision.
+
+    `batches` are its micro-batches as "<lineage>/<batch>", as in the header of each Kafka record;
+    `rows` is what each sink acknowledged, by batch.
+    """
+
+    checkpoint: int
+    batches: tuple[str, ...]
+    rows: dict[str, dict[str, int]]
+    is_confirmed: bool = False
+
+    def rows_of(self, sink: str) -> int:
+        return sum(self.rows[sink].values())
+
+
+@dataclass
+class DecisionBook:
+    """All decisions and receipts that ever were in a job directory; never forgets."""
+
+    job_dir: Path
+    checkpoints: dict[int, Committed] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    #: Checkpoint by micro-batch.
+    of_batch: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._dir = JobDir(LocalStore(self.job_dir.resolve()))
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        for checkpoint in self._dir.decided_ids():
+            number = int(checkpoint)
+            known = self.checkpoints.get(number)
+            if number in self.aborted or (known is not None and known.is_confirmed):
+                continue
+            if known is None:
+                known = self._read(checkpoint)
+            if known is not None and self._dir.receipt(checkpoint) is not None:
+                known.is_confirmed = True
+
+    def _read(self, checkpoint: CheckpointId) -> Committed | None:
+        decision = self._dir.decision(checkpoint)
+        if decision is None:
+            return None
+        if decision.verdict is Verdict.ABORT:
+            self.aborted.add(int(checkpoint))
+            return None
+        found = Committed(int(checkpoint), tuple(_batch_names(decision)), _rows(decision))
+        self.checkpoints[found.checkpoint] = found
+        self.of_batch.update(dict.fromkeys(found.batches, found.checkpoint))
+        return found
+
+    @property
+    def newest_confirmed(self) -> int:
+        """The highest checkpoint with a receipt; 0 before the first."""
+        return max((c.checkpoint for c in self.checkpoints.values() if c.is_confirmed), default=0)
+
+    @property
+    def confirmed(self) -> int:
+        """How many checkpoints have a receipt."""
+        return sum(c.is_confirmed for c in self.checkpoints.values())
+
+    def job_uuid(self) -> JobUuid | None:
+        """Return the job's uuid, or None if it never came so far as to have one."""
+        try:
+            return JobUuid(unseal("job", self._dir.store.read(JOB_KEY))["uuid"])
+        except ObjectMissing:
+            return None
+
+
+def _batch_names(decision: Decision) -> Iterator[str]:
+    for staged in decision.batches:
+        yield f"{staged.lineage}/{staged.batch}"
+
+
+def _rows(decision: Decision) -> dict[str, dict[str, int]]:
+    rows: dict[str, dict[str, int]] = {}
+    for name, staged in zip(_batch_names(decision), decision.batches, strict=True):
+        for ack in staged.acks:
+            written = sum(task.rows - task.dropped - task.dead_lettered for task in ack.tasks)
+            rows.setdefault(ack.sink, {})[name] = written
+    return rows

@@ -1,0 +1,82 @@
+package io.github.flinkishspark.shim;
+
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * The executor's idle producers, by their properties. A micro-batch starts a transaction in every task; building a client for
+ * each costs far more than the InitProducerId request that makes the transaction safe.
+ *
+ * <p>Only a producer whose transaction was staged without any error comes back, see {@link #giveBack}. Idle ones are closed
+ * after a minute, so that a stopped query holds neither connections nor buffers; closing leaves their transactions open.
+ */
+final class ProducerPool {
+  private static final Duration IDLE_LIMIT = Duration.ofMinutes(1);
+  private static final Map<Map<String, Object>, Deque<Idle>> IDLE = new HashMap<>();
+  private static ScheduledExecutorService sweeper;
+
+  private record Idle(ResumableProducer producer, long sinceNanos) {}
+
+  private ProducerPool() {}
+
+  /** A producer that is bound to the transactional id and has not called {@code initTransactions()} for it. */
+  static ResumableProducer borrow(Map<String, Object> properties, String transactionalId) {
+    for (Idle idle = poll(properties); idle != null; idle = poll(properties)) {
+      if (idle.producer.rearm(transactionalId)) {
+        return idle.producer;
+      }
+      idle.producer.closeLeavingOpen();
+    }
+    return ResumableProducer.create(properties, transactionalId);
+  }
+
+  /** Takes a producer back whose open transaction is complete and flushed. A failed producer must be closed instead. */
+  static synchronized void giveBack(Map<String, Object> properties, ResumableProducer producer) {
+    IDLE.computeIfAbsent(properties, unused -> new ArrayDeque<>()).push(new Idle(producer, System.nanoTime()));
+    if (sweeper == null) {
+      sweeper = Executors.newSingleThreadScheduledExecutor(ProducerPool::daemon);
+      sweeper.scheduleWithFixedDelay(ProducerPool::sweep, 15, 15, TimeUnit.SECONDS);
+    }
+  }
+
+  private static synchronized Idle poll(Map<String, Object> properties) {
+    Deque<Idle> idle = IDLE.get(properties);
+    return idle == null ? null : idle.poll();
+  }
+
+  private static void sweep() {
+    expired().forEach(ResumableProducer::closeLeavingOpen);
+  }
+
+  private static synchronized List<ResumableProducer> expired() {
+    long oldest = System.nanoTime() - IDLE_LIMIT.toNanos();
+    List<ResumableProducer> result = new ArrayList<>();
+    for (Deque<Idle> deque : IDLE.values()) {
+      for (Iterator<Idle> it = deque.descendingIterator(); it.hasNext();) {
+        Idle idle = it.next();
+        if (idle.sinceNanos - oldest > 0) {
+          break;
+        }
+        it.remove();
+        result.add(idle.producer);
+      }
+    }
+    IDLE.values().removeIf(Deque::isEmpty);
+    return result;
+  }
+
+  private static Thread daemon(Runnable work) {
+    Thread thread = new Thread(work, "flinkish-producer-pool");
+    thread.setDaemon(true);
+    return thread;
+  }
+}

@@ -1,0 +1,161 @@
+package io.github.flinkishspark.shim;
+
+import java.lang.reflect.Field;
+import java.lang.reflect.Method;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.Map;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+import org.apache.kafka.common.utils.AppInfoParser;
+
+/**
+ * A Kafka producer whose transaction outlives it: its id and epoch can be read, so that any process can end the transaction,
+ * and it can turn to another transactional id while the transaction it leaves behind stays open.
+ *
+ * <p>All reflection into the Kafka client is in this class. It is needed because no released client can hand over a prepared
+ * transaction (KIP-939). If a client's internals differ, every method fails with one message that names the client's version.
+ *
+ * <p>Not thread safe: one task at a time. A producer that has failed in any way must be closed, never re-armed.
+ */
+final class ResumableProducer {
+  private static final int NO_REQUEST_IN_FLIGHT = -1;
+
+  private final KafkaProducer<byte[], byte[]> producer;
+  private final Object transactionManager;
+
+  private ResumableProducer(KafkaProducer<byte[], byte[]> producer) {
+    this.producer = producer;
+    this.transactionManager = get(producer, "transactionManager");
+  }
+
+  /** Builds a producer; a refusal names the property, never the value, and drops the client's message, which quotes it. */
+  static ResumableProducer create(Map<String, Object> properties, String transactionalId) {
+    Map<String, Object> all = new HashMap<>(properties);
+    all.put("transactional.id", transactionalId);
+    try {
+      return new ResumableProducer(new KafkaProducer<>(all, new ByteArraySerializer(), new ByteArraySerializer()));
+    } catch (KafkaException e) {
+      throw new IllegalArgumentException("the Kafka client refuses the producer's options" + suspects(e, properties.keySet())
+          + " (" + e.getClass().getSimpleName() + "; its message is withheld, it may quote a secret)");
+    }
+  }
+
+  private static String suspects(Throwable error, Collection<String> names) {
+    StringBuilder text = new StringBuilder();
+    for (Throwable e = error; e != null; e = e.getCause()) {
+      text.append(e.getMessage()).append('\n');
+    }
+    String found = String.join(", ", names.stream().filter(n -> text.indexOf(n) >= 0).sorted().toList());
+    return found.isEmpty() ? "" : "; look at " + found;
+  }
+
+  KafkaProducer<byte[], byte[]> client() {
+    return producer;
+  }
+
+  long producerId() {
+    return (long) get(get(transactionManager, "producerIdAndEpoch"), "producerId");
+  }
+
+  short producerEpoch() {
+    return (short) get(get(transactionManager, "producerIdAndEpoch"), "epoch");
+  }
+
+  /** Frees the threads and leaves the transaction open at the broker. Any longer close would abort it. */
+  void closeLeavingOpen() {
+    producer.close(Duration.ZERO);
+  }
+
+  /** Aborts the open transaction if that can be done within the bound, and closes in any case. */
+  void closeAborting(Duration bound) {
+    producer.close(bound);
+  }
+
+  /**
+   * Forgets the current transaction without ending it and takes another transactional id. The caller must run
+   * {@code initTransactions()} next; that obtains a fresh producer id and epoch from the broker. Returns false if the client
+   * still has work under way, in which case it has to be closed instead.
+   *
+   * <p>Everything the client remembers about the old transaction is dropped: sequence numbers (a new producer id starts at
+   * zero), the partitions already added (else they would not be added to the new transaction and the broker would refuse the
+   * records), and the coordinator (another id may have another one).
+   */
+  boolean rearm(String transactionalId) {
+    synchronized (transactionManager) {
+      boolean idle = get(transactionManager, "currentState").toString().equals("IN_TRANSACTION")
+          && get(transactionManager, "lastError") == null
+          && ((Collection<?>) get(transactionManager, "pendingRequests")).isEmpty()
+          && (int) get(transactionManager, "inFlightRequestCorrelationId") == NO_REQUEST_IN_FLIGHT
+          && ((Map<?, ?>) get(transactionManager, "partitionsWithUnresolvedSequences")).isEmpty();
+      if (!idle) {
+        return false;
+      }
+      set(transactionManager, "transactionalId", transactionalId);
+      set(transactionManager, "currentState", stateNamed("UNINITIALIZED"));
+      set(transactionManager, "pendingTransition", null);
+      set(transactionManager, "transactionCoordinator", null);
+      set(transactionManager, "transactionStarted", false);
+      set(transactionManager, "epochBumpRequired", false);
+      for (String partitions : Arrays.asList("newPartitionsInTransaction", "pendingPartitionsInTransaction",
+          "partitionsInTransaction", "partitionsToRewriteSequences")) {
+        ((Collection<?>) get(transactionManager, partitions)).clear();
+      }
+      call(get(transactionManager, "txnPartitionMap"), "reset");
+      return true;
+    }
+  }
+
+  private Object stateNamed(String name) {
+    for (Object state : field(transactionManager, "currentState").getType().getEnumConstants()) {
+      if (state.toString().equals(name)) {
+        return state;
+      }
+    }
+    throw unknownInternals("state " + name, null);
+  }
+
+  private static Object get(Object target, String name) {
+    try {
+      return field(target, name).get(target);
+    } catch (ReflectiveOperationException e) {
+      throw unknownInternals(name, e);
+    }
+  }
+
+  private static void set(Object target, String name, Object value) {
+    try {
+      field(target, name).set(target, value);
+    } catch (ReflectiveOperationException e) {
+      throw unknownInternals(name, e);
+    }
+  }
+
+  private static void call(Object target, String name) {
+    try {
+      Method method = target.getClass().getDeclaredMethod(name);
+      method.setAccessible(true);
+      method.invoke(target);
+    } catch (ReflectiveOperationException | RuntimeException e) {
+      throw unknownInternals(name, e);
+    }
+  }
+
+  private static Field field(Object target, String name) {
+    try {
+      Field field = target.getClass().getDeclaredField(name);
+      field.setAccessible(true);
+      return field;
+    } catch (NoSuchFieldException | RuntimeException e) {
+      throw unknownInternals(name, e);
+    }
+  }
+
+  private static IllegalStateException unknownInternals(String name, Exception cause) {
+    return new IllegalStateException("kafka-clients " + AppInfoParser.getVersion() + " does not have the internals flinkish_spark"
+        + " relies on (missing: " + name + "); use kafka-clients 3.9.x", cause);
+  }
+}

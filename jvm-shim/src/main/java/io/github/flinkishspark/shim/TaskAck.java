@@ -1,0 +1,68 @@
+package io.github.flinkishspark.shim;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.Arrays;
+import org.apache.spark.sql.catalyst.InternalRow;
+
+/**
+ * What one task saw: the evidence by which the driver decides whether a sink received the same rows as every other sink, and
+ * whether each barrier passed each channel.
+ *
+ * <p>Contract of the rows: the first four columns are kind INT, checkpoint BIGINT, channel BIGINT, hash BIGINT. The digest is
+ * the wrapping sum of the hashes, so it does not depend on the order of the rows or on how they are spread over tasks.
+ *
+ * <p>Lives in one task, on one thread. It keeps no row: iterators reuse them.
+ */
+final class TaskAck {
+  static final int KIND = 0;
+  static final int CHECKPOINT = 1;
+  static final int CHANNEL = 2;
+  static final int HASH = 3;
+  private static final int RECORD_KIND = 0;
+  private static final int BARRIER_KIND = 1;
+
+  private final int partition;
+  private final int attempt;
+  private long rows;
+  private long digest;
+  private long[] barriers = new long[8];
+  private int barriersLength;
+
+  TaskAck(int partition, int attempt) {
+    this.partition = partition;
+    this.attempt = attempt;
+  }
+
+  /**
+   * Counts the row and says whether it is a record. Barriers are noted, other control rows are ignored; the caller passes on
+   * records only. Must be called once per row.
+   */
+  boolean admit(InternalRow row) {
+    int kind = row.getInt(KIND);
+    if (kind == RECORD_KIND) {
+      rows++;
+      digest += row.getLong(HASH);
+      return true;
+    }
+    if (kind == BARRIER_KIND) {
+      addBarrier(row.getLong(CHECKPOINT), row.getLong(CHANNEL));
+    }
+    return false;
+  }
+
+  private void addBarrier(long checkpoint, long channel) {
+    if (barriersLength == barriers.length) {
+      barriers = Arrays.copyOf(barriers, barriers.length * 2);
+    }
+    barriers[barriersLength++] = checkpoint;
+    barriers[barriersLength++] = channel;
+  }
+
+  /** The digest is text: a JSON reader that maps numbers to doubles would lose its low bits. */
+  ObjectNode toJson() {
+    ObjectNode json = Json.object();
+    json.put("partition", partition).put("attempt", attempt).put("rows", rows).put("digest", Long.toString(digest));
+    json.set("barriers", Json.pairs(barriers, barriersLength));
+    return json;
+  }
+}
