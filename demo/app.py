@@ -36,7 +36,7 @@ class RunningTotal(KeyedProcessFunction):
         yield order.user, total, orders
 
 
-def build(spark, args):
+def build(spark, args, function=None):
     """Return the environment with the whole job in it."""
     env = StreamExecutionEnvironment(
         spark,
@@ -55,7 +55,7 @@ def build(spark, args):
         uid="orders",
     )
     totals = orders.key_by("user").process(
-        RunningTotal(), output="user STRING, total LONG, orders LONG", uid="totals"
+        function or RunningTotal(), output="user STRING, total LONG, orders LONG", uid="totals"
     )
     totals.sink_to(
         KafkaSink(bootstrap_servers=args.bootstrap_servers, topic="totals", key="user", value=Json()),
@@ -70,6 +70,7 @@ def parse_args():
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--job-dir", required=True)
     parser.add_argument("--table", required=True)
+    parser.add_argument("--master", default="local[2]")
     parser.add_argument("--interval-ms", type=int, default=2_000)
     parser.add_argument("--jars", required=True, help="directory with the pinned JARs (make jars)")
     parser.add_argument("--scratch", required=True, help="directory for Spark's local files")
@@ -79,7 +80,7 @@ def parse_args():
 def session(args):
     builder = (
         SparkSession.builder.appName("orders")
-        .master("local[2]")
+        .master(args.master)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

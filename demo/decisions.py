@@ -42,6 +42,8 @@ class DecisionBook:
     aborted: set[int] = field(default_factory=set)
     #: Checkpoint by micro-batch.
     of_batch: dict[str, int] = field(default_factory=dict)
+    #: The highest checkpoint with a receipt; 0 before the first. Other threads may read it.
+    newest_confirmed: int = 0
 
     def __post_init__(self) -> None:
         self._dir = JobDir(LocalStore(self.job_dir.resolve()))
@@ -57,6 +59,7 @@ class DecisionBook:
                 known = self._read(checkpoint)
             if known is not None and self._dir.receipt(checkpoint) is not None:
                 known.is_confirmed = True
+                self.newest_confirmed = max(self.newest_confirmed, number)
 
     def _read(self, checkpoint: CheckpointId) -> Committed | None:
         decision = self._dir.decision(checkpoint)
@@ -69,11 +72,6 @@ class DecisionBook:
         self.checkpoints[found.checkpoint] = found
         self.of_batch.update(dict.fromkeys(found.batches, found.checkpoint))
         return found
-
-    @property
-    def newest_confirmed(self) -> int:
-        """The highest checkpoint with a receipt; 0 before the first."""
-        return max((c.checkpoint for c in self.checkpoints.values() if c.is_confirmed), default=0)
 
     @property
     def confirmed(self) -> int:

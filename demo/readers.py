@@ -68,8 +68,8 @@ class SinkReader(threading.Thread):
         self.kafka_sink, self.delta_sink = kafka_sink, delta_sink
         self.book = DecisionBook(job_dir)
         self.violations: list[Violation] = []
-        self.kafka_rows: Counter[str] = Counter()
-        self.delta_rows: Counter[str] = Counter()
+        #: Rows seen so far.
+        self.kafka_rows = self.delta_rows = 0
         self._first_seen: dict[tuple[str, str], float] = {}
         self._is_stopping = threading.Event()
         self.failure: BaseException | None = None
@@ -88,6 +88,10 @@ class SinkReader(threading.Thread):
         except BaseException as error:
             self.failure = error
 
+    def stop(self) -> None:
+        """End soon; what was not looked at by now is not of interest."""
+        self._is_stopping.set()
+
     def finish(self, timeout_s: float = 60.0) -> None:
         """Look once more at everything that is there by now, and end."""
         self._is_stopping.set()
@@ -104,15 +108,15 @@ class SinkReader(threading.Thread):
         # This order matters: a decision read before the rows could be older than they are.
         self.book.refresh()
         for batch, rows in kafka.items():
-            self.kafka_rows[batch] += rows
             self._first_seen.setdefault((self.kafka_sink, batch), now)
             if batch not in self.book.of_batch:
                 self.violations.append(Violation(self.kafka_sink, f"micro-batch {batch}", rows))
         for checkpoint, rows in delta.items():
-            self.delta_rows[checkpoint] += rows
             self._first_seen.setdefault((self.delta_sink, checkpoint), now)
             if not checkpoint.isdecimal() or int(checkpoint) not in self.book.checkpoints:
                 self.violations.append(Violation(self.delta_sink, f"checkpoint {checkpoint}", rows))
+        self.kafka_rows += kafka.total()
+        self.delta_rows += delta.total()
         return kafka.total() + delta.total()
 
     def _new_in_topic(self, consumer: KafkaConsumer) -> Counter[str]:
@@ -137,7 +141,7 @@ class SinkReader(threading.Thread):
         return sum(violation.rows for violation in self.violations)
 
     def max_skew_ms(self) -> int:
-        """Return the longest time from one sink showing a checkpoint to the other, as precise as the polls."""
+        """Return the longest time between the two sinks showing a checkpoint, as precise as the polls."""
         seen: dict[tuple[int, str], float] = {}
         for (sink, origin), at in self._first_seen.items():
             number = int(origin) if origin.isdecimal() else self.book.of_batch.get(origin, 0)

@@ -300,7 +300,9 @@ class CheckpointCoordinator(threading.Thread):
         self._requested = 0
         self._last_trigger_ms = now_ms
         self._pending = PendingCheckpoint(checkpoint, now_ms)
+        self._parts.observer.before(Step.TRIGGER, str(checkpoint))
         self._parts.control.offer(checkpoint)
+        self._parts.observer.after(Step.TRIGGER, str(checkpoint))
 
     def _retire(self, newest: CheckpointId) -> None:
         """Delete metadata of checkpoints beyond the retained ones; the newest is never touched."""

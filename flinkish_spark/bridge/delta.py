@@ -14,6 +14,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import jvm
 
@@ -70,20 +71,7 @@ class DeltaTables:
         try:
             log = self._log(path)
             transaction = log.startTransaction()
-            delta_options = self._delta.DeltaOptions(
-                self._map(dict(options)), self._session.sessionState().conf()
-            )
-            write = self._delta.commands.WriteIntoDelta(
-                log,
-                self._jvm.org.apache.spark.sql.SaveMode.Append,
-                delta_options,
-                self._seq(list(partition_by)),
-                self._map({}),
-                frame._jdf,
-                self._none,
-                self._none,
-                False,
-            )
+            write = self._write_command(log, frame, partition_by, options)
             actions = self._to_list(write.write(transaction, self._session, self._none, False))
             return {
                 "actions": [json.loads(a.json()) for a in actions],
@@ -92,6 +80,49 @@ class DeltaTables:
             }
         except Py4JJavaError as error:
             raise _translated(error) from error
+
+    def check_schema(
+        self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
+    ) -> None:
+        """Let Delta compare a schema with the table's, as a write would; nothing is written.
+
+        Raises
+        ------
+        DeltaRefused
+            Schema or partitioning do not fit the table.
+        """
+        try:
+            log = self._log(path)
+            empty = self._spark.createDataFrame([], schema)
+            self._write_command(log, empty, partition_by, options).updateMetadata(
+                self._session,
+                log.startTransaction(),
+                empty._jdf.schema(),
+                self._seq(list(partition_by)),
+                self._map({}),
+                False,
+                False,
+            )
+        except Py4JJavaError as error:
+            raise _translated(error) from error
+
+    def _write_command(
+        self, log: Any, frame: DataFrame, partition_by: Sequence[str], options: Mapping[str, str]
+    ) -> Any:
+        delta_options = self._delta.DeltaOptions(
+            self._map(dict(options)), self._session.sessionState().conf()
+        )
+        return self._delta.commands.WriteIntoDelta(
+            log,
+            self._jvm.org.apache.spark.sql.SaveMode.Append,
+            delta_options,
+            self._seq(list(partition_by)),
+            self._map({}),
+            frame._jdf,
+            self._none,
+            self._none,
+            False,
+        )
 
     def committed_version(self, path: str, app_id: str) -> int:
         """Return the last version that `app_id` committed to the table; -1 if none."""

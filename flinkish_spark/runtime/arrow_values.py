@@ -28,7 +28,7 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
     """
     if pa.types.is_integer(kind) and float in set(map(type, column)):
-        wrong = next(v for v in column if isinstance(v, float))
+        wrong: Any = next(v for v in column if isinstance(v, float))
         raise ValueMismatch(wrong, kind, "it is a float")
     try:
         return pa.array(column, type=kind)

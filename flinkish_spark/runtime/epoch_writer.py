@@ -11,14 +11,17 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from flinkish_spark.errors import EnvironmentFault, FlinkishError, InternalError
 from flinkish_spark.graph.planner import PlannedSink, select_sink_rows
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.steps import Observer, Step
@@ -124,15 +127,15 @@ class EpochWriter:
             )
         self._parts.gate.enter(self._parts.must_wait)
         self._parts.ownership.check()
-        one_evaluation = len(self._sinks) > 1
-        if one_evaluation:
+        passes = sum(writer.passes for writer in self._parts.writers.values())
+        if passes > 1:
             # Otherwise each sink would run the operators again, and a task that is retried in
             # between could stage other rows for one sink than for the other.
             frame = frame.persist()
         try:
             staged = self._stage_sinks(frame, batch)
         finally:
-            if one_evaluation:
+            if passes > 1:
                 frame.unpersist()
         self._check_digests(staged)
         parts = self._parts
@@ -151,7 +154,8 @@ class EpochWriter:
             block = parts.blocks.lease()
             blocks.append(block)
             rows = select_sink_rows(frame, sink, self._streams)
-            result = parts.writers[sink.uid].stage(StageRequest(rows, parts.lineage, batch, block))
+            count = partial(self._count_records, rows)
+            result = parts.writers[sink.uid].stage(StageRequest(rows, parts.lineage, batch, block, count))
             acks.append(SinkAck(sink.uid, result.tasks))
             committables += [Committable(sink.uid, payload) for payload in result.payloads]
         return StagedBatch(
@@ -163,6 +167,10 @@ class EpochWriter:
             tuple(committables),
             tuple(blocks),
         )
+
+    @staticmethod
+    def _count_records(rows: DataFrame) -> int:
+        return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
 
     def _check_digests(self, staged: StagedBatch) -> None:
         """Compare what the sinks of one stream saw; transforms make a stream of their own."""

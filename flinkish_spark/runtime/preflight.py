@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge import probe
+from flinkish_spark.bridge import probe, stateful_parts
 from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.job_dir import JobDir
@@ -21,14 +23,17 @@ if TYPE_CHECKING:
     from flinkish_spark.runtime.supervisor import JobSettings
 
 _NOBODY = JobUuid("0" * 32)
+#: The one stateful part that a plan of ours has: the keyed operator.
+_OWN_STATE = "applyInPandasWithState"
 
 
 def check_before_start(
     spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
-) -> JobUuid:
-    """Refuse what cannot work; then record the job's settings and return its uuid.
+) -> None:
+    """Refuse what cannot work.
 
-    Called once per process, holding the job's lock. Nothing outside has changed when it raises.
+    Called once per process, before the job's lock is taken: a refused job leaves no file behind,
+    and asking brokers and tables disturbs nobody who runs the job already.
     """
     graph.check_complete()
     _check_session(spark, graph)
@@ -38,11 +43,25 @@ def check_before_start(
     with query_conf(spark, settings.shuffle_partitions):
         spark.dataSource.register(ControlSource)
         planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    _check_state(planned)
+    _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
     _check_delta_paths(planned)
     for sink in planned.sinks:
         context = SinkContext(_NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint)
         sink.sink.preflight(spark, context)
+
+
+def record_job(spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir) -> JobUuid:
+    """Record the job's settings at the first start, compare them at a later one; return its uuid.
+
+    Called once per process, holding the job's lock.
+
+    Raises
+    ------
+    JobDirError
+        The directory belongs to another job, or a setting differs that must not change.
+    """
     job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, settings))
     return job
 
@@ -75,6 +94,31 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> None:
         require_delta(found.has_delta)
 
 
+def _check_state(planned: PlannedJob) -> None:
+    """Refuse state that a transform brings in: the query runs with Spark's own check off."""
+    parts = [part for part in stateful_parts(planned.frame) if part != _OWN_STATE]
+    if parts:
+        raise GraphError(
+            f"a transform contains {parts[0]}",
+            why="transforms are stateless: state of Spark's own is not part of the job's checkpoints",
+            what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+            part=parts[0],
+        )
+
+
+def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
+    """Refuse a uid that the user chose and a source needs for its dead letters."""
+    declared = graph.uids()
+    for sink in planned.sinks[len(graph.sinks) :]:
+        if sink.uid in declared:
+            raise GraphError(
+                f"the uid '{sink.uid}' is used twice",
+                why="a source's dead-letter sink has that uid",
+                what_to_do="choose another uid",
+                uid=sink.uid,
+            )
+
+
 def _check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
     """Refuse a topic that is read and written; dead-letter topics count as written."""
     read = {topic for node in graph.sources for topic in node.source.topics}
@@ -94,7 +138,7 @@ def _check_delta_paths(planned: PlannedJob) -> None:
     for sink in planned.sinks:
         if not isinstance(sink.sink, DeltaSink):
             continue
-        path = sink.sink.path.rstrip("/")
+        path = _canonical(sink.sink.path)
         if path in seen:
             raise GraphError(
                 f"the sinks '{seen[path]}' and '{sink.uid}' write the same Delta table {path}",
@@ -102,3 +146,12 @@ def _check_delta_paths(planned: PlannedJob) -> None:
                 what_to_do="union the streams, or use two tables",
             )
         seen[path] = sink.uid
+
+
+def _canonical(path: str) -> str:
+    """Return one spelling for all spellings of a table's path."""
+    if "://" in path and not path.startswith("file:"):
+        scheme, _, rest = path.partition("://")
+        return f"{scheme.lower()}://{posixpath.normpath(rest)}"
+    local = unquote(urlparse(path).path) if path.startswith("file:") else path
+    return posixpath.realpath(local)

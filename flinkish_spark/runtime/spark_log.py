@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
                 what_to_do="let this process end; the newer owner goes on",
             ) from None
     mine.mkdir(exist_ok=True)
+    for stray in older[:-1]:
+        # Made by a JVM that outlived its driver and its fence; nobody reads it.
+        shutil.rmtree(parent / str(stray), ignore_errors=True)
     return f"spark/{epoch}"
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 class Step(enum.Enum):
     """Every durable or outward step, in the order of a checkpoint."""
 
+    TRIGGER = "trigger"
     STAGED_FILE = "staged-file"
     #: before: foreachBatch is about to return; after: commits/N was read.
     SPARK_COMMIT = "spark-commit"

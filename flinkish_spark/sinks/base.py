@@ -17,7 +17,7 @@ calls that matters. Nobody concludes LOST without evidence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +68,16 @@ class StageRequest:
         Which micro-batch.
     block
         A number that no other micro-batch in flight has, leased until the receipt.
+    count_records
+        Counts the records, without the barriers; one Spark job at the first call. Only for
+        writers that declare more than one pass.
     """
 
     rows: DataFrame
     lineage: Lineage
     batch: BatchId
     block: int
+    count_records: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ class StageResult:
 
 class SinkWriter(ABC):
     """Stages micro-batches. Lives in the user's process; its tasks run on executors."""
+
+    #: How often it goes over the rows; above one in total, they are evaluated once and kept.
+    passes = 1
 
     @abstractmethod
     def stage(self, request: StageRequest) -> StageResult:

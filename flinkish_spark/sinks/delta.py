@@ -73,8 +73,7 @@ class DeltaSink(Sink):
                 what_to_do=f"choose from {', '.join(context.schema.names)}",
             )
         try:
-            empty = spark.createDataFrame([], context.schema)
-            DeltaTables(spark).stage(empty, self.path, self.partition_by, self.options)
+            DeltaTables(spark).check_schema(context.schema, self.path, self.partition_by, self.options)
         except DeltaRefused as error:
             raise SchemaError(
                 f"the Delta table {self.path} refuses the stream of sink '{context.uid}'",
@@ -93,6 +92,8 @@ class DeltaSink(Sink):
 
 
 class _DeltaWriter(SinkWriter):
+    passes = 2
+
     def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext) -> None:
         self._sink, self._tables, self._context = sink, tables, context
 
@@ -100,12 +101,14 @@ class _DeltaWriter(SinkWriter):
         """Write the records' files; the tap in front counts rows and takes the barriers out."""
         tapped = TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
         fields = [F.col("`" + n.replace("`", "``") + "`") for n in request.rows.columns[_CONTROL_WIDTH:]]
+        if request.count_records() == 0:
+            # Spark writes an empty file for an empty DataFrame, which no log would ever name.
+            tapped.records.write.format("noop").mode("overwrite").save()
+            return StageResult(tuple(tapped.acks()), ())
         staged = self._tables.stage(
             tapped.records.select(*fields), self._sink.path, self._sink.partition_by, self._sink.options
         )
-        has_files = any("add" in action for action in staged["actions"])
-        payload = {"path": self._sink.path, **staged}
-        return StageResult(tuple(tapped.acks()), (payload,) if has_files else ())
+        return StageResult(tuple(tapped.acks()), ({"path": self._sink.path, **staged},))
 
 
 class _DeltaCommitter(Committer):

@@ -7,6 +7,7 @@ import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -23,6 +24,7 @@ import org.apache.kafka.common.utils.AppInfoParser;
  */
 final class ResumableProducer {
   private static final int NO_REQUEST_IN_FLIGHT = -1;
+  private static final AtomicInteger CREATED = new AtomicInteger();
 
   private final KafkaProducer<byte[], byte[]> producer;
   private final Object transactionManager;
@@ -36,6 +38,8 @@ final class ResumableProducer {
   static ResumableProducer create(Map<String, Object> properties, String transactionalId) {
     Map<String, Object> all = new HashMap<>(properties);
     all.put("transactional.id", transactionalId);
+    // The client's own default holds the first transactional id, which would mislead once the producer has turned to another.
+    all.putIfAbsent("client.id", "flinkish-spark-" + CREATED.incrementAndGet());
     try {
       return new ResumableProducer(new KafkaProducer<>(all, new ByteArraySerializer(), new ByteArraySerializer()));
     } catch (KafkaException e) {

@@ -1,0 +1,195 @@
+"""Everything around the job: directory, broker, topics, producer, reader. Shared with the crash tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from demo.process import JobProcess
+from demo.producer import OrderProducer
+from demo.readers import SinkReader
+from demo.verify import Checked, Verdict, group_lag, verify
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.testing.broker import LocalBroker
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTITIONS = 4
+INPUT, OUTPUT, GROUP = "orders", "totals", "orders-app"
+KAFKA_SINK, DELTA_SINK = "totals-kafka", "totals-delta"
+
+#: Marks a directory as ours to empty.
+_MARKER = ".flinkish-run"
+_POLL_S = 0.1
+
+
+class UnusableDirectory(Exception):
+    """The directory holds somebody else's files."""
+
+
+class TooSlow(Exception):
+    """Something that had to happen did not happen in time."""
+
+
+class Rig:
+    """A fresh run in `directory`; use it as a context manager.
+
+    Parameters
+    ----------
+    directory
+        Emptied at the start.
+    program
+        Path of the app, which takes the arguments of `demo/app.py`.
+    interval_ms
+        Checkpoint interval of the job.
+    """
+
+    def __init__(
+        self, directory: Path, program: Path, chance: random.Random, *, interval_ms: int = 2_000
+    ) -> None:
+        self.directory = directory.resolve()
+        self._program, self._chance, self._interval_ms = program, chance, interval_ms
+        self._stack = ExitStack()
+        self.producer: OrderProducer | None = None
+
+    def __enter__(self) -> Self:
+        _empty(self.directory)
+        with ExitStack() as stack:
+            broker = LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+            self.servers = stack.enter_context(broker).bootstrap_servers
+            with KafkaAdmin(KafkaConnection(self.servers)) as admin:
+                for topic in (INPUT, OUTPUT):
+                    admin.create_topic(topic, PARTITIONS)
+            self.reader = self._start_reader()
+            stack.callback(self._silence)
+            self.job = JobProcess(
+                self._command(), _environment(), self.directory / "driver.log", self._chance
+            )
+            stack.callback(self.job.reap)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # -- input ----------------------------------------------------------------------------------
+    def produce(self, *, seed: int, rate: float, count: int | None = None) -> OrderProducer:
+        """Begin to write orders; see OrderProducer."""
+        self.producer = OrderProducer(self.servers, INPUT, seed=seed, rate=rate, count=count)
+        self.producer.start()
+        return self.producer
+
+    # -- progress -------------------------------------------------------------------------------
+    @property
+    def confirmed(self) -> int:
+        """The newest checkpoint with a receipt, as far as the reader saw."""
+        return self.reader.book.newest_confirmed
+
+    def check(self) -> None:
+        """Raise if anything around the job, or the job itself, has failed."""
+        for part in (self.reader, self.producer):
+            if part is not None and part.failure is not None:
+                raise part.failure
+        if self.job.starts and not self.job.is_alive:
+            raise self.job.failed(f"ended by itself with status {self.job.status}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait, with the job running all the time."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise self.job.failed(f"ran, but {what} did not happen within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until the group has committed the end of the input; the producer has ended."""
+        pause = 1.0
+        deadline = time.monotonic() + timeout_s
+        while group_lag(self._checked):
+            self.check()
+            if time.monotonic() > deadline:
+                raise self.job.failed(f"ran, but had not read all input after {timeout_s:g} s")
+            time.sleep(pause)
+
+    # -- the end --------------------------------------------------------------------------------
+    def verify(self) -> Verdict:
+        """Compare input and output; the job has ended."""
+        self.job.reap()
+        self.reader.finish()
+        return verify(self._checked, self.reader)
+
+    # -- parts ----------------------------------------------------------------------------------
+    @property
+    def _table(self) -> Path:
+        return self.directory / "table"
+
+    @property
+    def _job_dir(self) -> Path:
+        return self.directory / "job"
+
+    @property
+    def _checked(self) -> Checked:
+        return Checked(self.servers, INPUT, OUTPUT, PARTITIONS, GROUP, self._table)
+
+    def _command(self) -> list[str]:
+        arguments = {
+            "--bootstrap-servers": self.servers,
+            "--job-dir": self._job_dir,
+            "--table": self._table,
+            "--interval-ms": self._interval_ms,
+            "--jars": ROOT / "build" / "jars",
+            "--scratch": self.directory / "scratch",
+        }
+        pairs = [str(word) for pair in arguments.items() for word in pair]
+        return [sys.executable, str(self._program), *pairs]
+
+    def _start_reader(self) -> SinkReader:
+        reader = SinkReader(
+            self.servers,
+            OUTPUT,
+            PARTITIONS,
+            self._table,
+            self._job_dir,
+            kafka_sink=KAFKA_SINK,
+            delta_sink=DELTA_SINK,
+        )
+        reader.start()
+        return reader
+
+    def _silence(self) -> None:
+        """End the threads before the broker goes; what they say about it is of no interest."""
+        if self.producer is not None:
+            self.producer.stop()
+            self.producer.join(10)
+        self.reader.stop()
+        self.reader.join(10)
+
+
+def _environment() -> Mapping[str, str]:
+    # Another Spark in the caller's shell must not leak in; workers must be this interpreter.
+    foreign = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYTHONHOME"}
+    own = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    return {**{name: value for name, value in os.environ.items() if name not in foreign}, **own}
+
+
+def _empty(directory: Path) -> None:
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / _MARKER).exists():
+            raise UnusableDirectory(
+                f"{directory} is not empty and was not made by an earlier run; name another directory"
+            )
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _MARKER).touch()

@@ -1,0 +1,168 @@
+"""`make bench`: the main job beside native Spark and transformWithState, on one topic.
+
+Each variant has a process of its own with a warm session; they run in turn, round after round,
+while the others sit idle. CPU seconds are those of the variant's whole process tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from kafka import KafkaProducer
+from rich.console import Console
+from rich.table import Table
+
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.testing.broker import LocalBroker
+
+VARIANTS = ("flinkish-kafka", "flinkish-kafka-delta", "native-aggregate", "tws-row", "tws-pandas")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Worker:
+    """A variant's process."""
+
+    def __init__(self, variant, broker, args):
+        command = [
+            sys.executable, "-m", "tests.bench.variants", "--variant", variant,
+            "--bootstrap-servers", broker.bootstrap_servers, "--source", "bench-orders",
+            "--sink", f"bench-{variant}", "--directory", args.directory, "--jars", args.jars,
+            "--events", str(args.events), "--batch", str(args.batch),
+        ]  # fmt: skip
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        log = open(Path(args.directory) / f"{variant}.log", "w")  # noqa: SIM115 - the child's
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=log, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.variant = variant
+        self._answer()
+
+    def run(self, number):
+        before = self._cpu_seconds()
+        self.process.stdin.write(f"run {number}\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        answer["cpu_seconds"] = self._cpu_seconds() - before
+        return answer
+
+    def close(self):
+        self.process.stdin.close()
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            child.kill()
+        self.process.kill()
+        self.process.wait()
+
+    def _answer(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{self.variant} ended; see its log in the bench directory")
+
+    def _cpu_seconds(self):
+        tree = [psutil.Process(self.process.pid)]
+        tree += tree[0].children(recursive=True)
+        total = 0.0
+        for process in tree:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+
+def produce(broker, args):
+    rng = random.Random(args.seed)
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=1 << 18)
+    for number in range(args.events):
+        user = f"user-{rng.randrange(args.keys)}"
+        value = (
+            f'{{"user":"{user}","product":"p{rng.randrange(100)}",'
+            f'"amount":{rng.randrange(1000)},"at":"2026-01-01T00:00:{number % 60:02d}Z"}}'
+        )
+        producer.send("bench-orders", key=user.encode(), value=value.encode())
+    producer.flush()
+    producer.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--events", type=int, default=500_000)
+    parser.add_argument("--batch", type=int, default=100_000)
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--directory", default="build/bench")
+    parser.add_argument("--jars", default="build/jars")
+    parser.add_argument("--broker-jars", default="build/broker-jars")
+    args = parser.parse_args()
+    shutil.rmtree(args.directory, ignore_errors=True)
+    Path(args.directory).mkdir(parents=True)
+    with LocalBroker(Path(args.directory) / "broker", jars_dir=args.broker_jars) as broker:
+        with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
+            admin.create_topic("bench-orders", 2)
+            for variant in args.variants:
+                admin.create_topic(f"bench-{variant}", 2)
+        produce(broker, args)
+        workers = [Worker(variant, broker, args) for variant in args.variants]
+        results = {variant: [] for variant in args.variants}
+        try:
+            for number in range(args.rounds + 1):
+                for worker in workers:
+                    answer = worker.run(number)
+                    print(f"round {number} {worker.variant}: {answer}", file=sys.stderr, flush=True)
+                    if number:  # round 0 warms up
+                        results[worker.variant].append(answer)
+        finally:
+            for worker in workers:
+                worker.close()
+    report(results, args)
+
+
+def report(results, args):
+    table = Table(title=f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys")
+    for name in ("variant", "events/s", "min-max", "events per CPU-second", "ratio to tws-row", "to tws-pandas"):
+        table.add_column(name, justify="left" if name == "variant" else "right")
+    rates = {v: [r["events_per_s"] for r in rs] for v, rs in results.items()}
+    medians = {v: statistics.median(rs) for v, rs in rates.items()}
+    summary = {}
+    for variant, runs in results.items():
+        per_cpu = statistics.median(args.events / r["cpu_seconds"] for r in runs)
+        ratios = [
+            medians[variant] / medians[peer] if peer in medians else float("nan")
+            for peer in ("tws-row", "tws-pandas")
+        ]
+        table.add_row(
+            variant,
+            f"{medians[variant]:,.0f}",
+            f"{min(rates[variant]):,.0f}-{max(rates[variant]):,.0f}",
+            f"{per_cpu:,.0f}",
+            *[f"{ratio:.2f}" for ratio in ratios],
+        )
+        visible = [ms for r in runs for ms in r.get("decision_to_visible_ms", [])]
+        triggered = [ms for r in runs for ms in r.get("trigger_to_decision_ms", [])]
+        summary[variant] = {
+            "events_per_s": round(medians[variant]),
+            "min": round(min(rates[variant])),
+            "max": round(max(rates[variant])),
+            "events_per_cpu_s": round(per_cpu),
+            "trigger_to_decision_ms": round(statistics.median(triggered)) if triggered else None,
+            "decision_to_visible_ms": round(statistics.median(visible)) if visible else None,
+        }
+    Console(width=120).print(table)
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

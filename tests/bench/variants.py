@@ -1,0 +1,217 @@
+"""One bench worker: holds a warm Spark session and runs one variant on request.
+
+Started by `tests.bench.run`, one process per variant, so that CPU time can be told apart. Reads
+`run <n>` lines on standard input and answers each with one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from flinkish_spark import (
+    CheckpointConfig,
+    DeltaSink,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcessFunction,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+    configure_spark_with_jars,
+)
+
+SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
+OUTPUT = "user STRING, total LONG, orders LONG"
+
+
+class RunningTotal(KeyedProcessFunction):
+    """Emits one row per event: more output than the peers, which emit one per key and batch."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "total LONG, orders LONG"))
+
+    def process_element(self, order, ctx):
+        total, orders = self.total.value() or (0, 0)
+        total, orders = total + order.amount, orders + 1
+        self.total.update((total, orders))
+        yield order.user, total, orders
+
+
+class RowTotal(StatefulProcessor):
+    def init(self, handle):
+        self.total = handle.getValueState("total", "total LONG, orders LONG")
+
+    def handleInputRows(self, key, rows, timers):
+        total, orders = self.total.get() if self.total.exists() else (0, 0)
+        for row in rows:
+            total, orders = total + row.amount, orders + 1
+        self.total.update((total, orders))
+        yield Row(user=key[0], total=total, orders=orders)
+
+    def close(self):
+        pass
+
+
+class PandasTotal(RowTotal):
+    def handleInputRows(self, key, rows, timers):
+        import pandas as pd
+
+        total, orders = self.total.get() if self.total.exists() else (0, 0)
+        for frame in rows:
+            total, orders = total + int(frame["amount"].sum()), orders + len(frame)
+        self.total.update((total, orders))
+        yield pd.DataFrame({"user": [key[0]], "total": [total], "orders": [orders]})
+
+
+class Worker:
+    def __init__(self, args):
+        self.args = args
+        self.base = Path(args.directory).resolve() / args.variant
+        shutil.rmtree(self.base, ignore_errors=True)
+        builder = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.memory", "3g")
+            .config("spark.local.dir", str(self.base / "local"))
+            .config("spark.sql.warehouse.dir", str(self.base / "warehouse"))
+            .config("spark.databricks.delta.snapshotPartitions", "1")
+        )
+        self.spark = configure_spark_with_jars(builder, args.jars).getOrCreate()
+        self.spark.sparkContext.setLogLevel("ERROR")
+
+    def run(self, number):
+        folder = self.base / str(number)
+        if self.args.variant.startswith("flinkish"):
+            return self._flinkish(folder)
+        return self._native(folder)
+
+    def _flinkish(self, folder):
+        args = self.args
+        env = StreamExecutionEnvironment(
+            self.spark, "bench", str(folder), checkpoint=CheckpointConfig(interval_ms=2_000)
+        )
+        source = KafkaSource(
+            args.bootstrap_servers,
+            [args.source],
+            value=Json(SCHEMA),
+            max_offsets_per_trigger=args.batch,
+        )
+        totals = env.from_source(source, uid="orders").key_by("user")
+        totals = totals.process(RunningTotal(), output=OUTPUT, uid="totals")
+        totals.sink_to(KafkaSink(args.bootstrap_servers, args.sink, key="user"), uid="totals-kafka")
+        if args.variant == "flinkish-kafka-delta":
+            totals.sink_to(DeltaSink(str(folder / "table")), uid="totals-delta")
+        times = Times()
+        env.observe(times)
+        client = env.execute_async()
+        while client.progress.rows_by_sink.get("totals-kafka", 0) < args.events:
+            client.wait(20)
+        done = time.monotonic()
+        client.cancel()
+        client.wait()
+        return times.summary(args, done)
+
+    def _native(self, folder):
+        args = self.args
+        frame = (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", args.bootstrap_servers)
+            .option("subscribe", args.source)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", args.batch)
+            .load()
+        )
+        events = frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("e")).select("e.*")
+        grouped = events.groupBy("user")
+        if args.variant == "native-aggregate":
+            totals = grouped.agg(F.sum("amount").alias("total"), F.count("*").alias("orders"))
+        elif args.variant == "tws-row":
+            totals = grouped.transformWithState(RowTotal(), OUTPUT, "Update", "None")
+        else:
+            totals = grouped.transformWithStateInPandas(PandasTotal(), OUTPUT, "Update", "None")
+        rows = totals.select(F.col("user").alias("key"), F.to_json(F.struct("*")).alias("value"))
+        provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        self.spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+        self.spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+        query = (
+            rows.writeStream.format("kafka")
+            .outputMode("update")
+            .option("kafka.bootstrap.servers", args.bootstrap_servers)
+            .option("kafka.linger.ms", "20")
+            .option("kafka.batch.size", "262144")
+            .option("topic", args.sink)
+            .option("checkpointLocation", str(folder))
+            .trigger(availableNow=True)
+            .start()
+        )
+        first = None
+        while query.isActive:
+            if first is None and query.lastProgress is not None:
+                first = time.monotonic()
+            query.awaitTermination(0.02)
+        if query.exception():
+            raise query.exception()
+        done = time.monotonic()
+        return {"events_per_s": (args.events - args.batch) / (done - first)}
+
+
+class Times:
+    """An observer that notes when a micro-batch was staged, and the checkpoints' milestones."""
+
+    def __init__(self):
+        self.staged = []
+        self.triggered, self.decided, self.visible = {}, {}, {}
+
+    def before(self, step, subject):
+        pass
+
+    def after(self, step, subject):
+        now = time.monotonic()
+        if step.value == "staged-file":
+            self.staged.append(now)
+        if step.value == "trigger":
+            self.triggered[subject] = now
+        if step.value == "decision":
+            self.decided[subject] = now
+        if step.value == "receipt":
+            self.visible[subject] = now
+
+    def summary(self, args, done):
+        # The clock starts when the first micro-batch is staged, as the peers' does when their
+        # first one has ended; it stops when everything is committed, not when it is staged.
+        return {
+            "events_per_s": (args.events - args.batch) / (done - self.staged[0]),
+            "trigger_to_decision_ms": [
+                round((self.decided[c] - self.triggered[c]) * 1000) for c in self.decided
+            ],
+            "decision_to_visible_ms": [
+                round((self.visible[c] - self.decided[c]) * 1000) for c in self.visible if c in self.decided
+            ],
+        }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("variant", "bootstrap-servers", "source", "sink", "directory", "jars"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    worker = Worker(parser.parse_args())
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(worker.run(int(line.split()[1]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The demo's job with a gun in its hand, and with mistakes that a checker must notice.
+
+Takes the arguments of `demo/app.py`. What goes wrong is said by environment variables, because it
+changes from one start to the next:
+
+FLINKISH_KILL_AT
+    Where the process kills itself, see `flinkish_spark.testing.crashing`.
+FLINKISH_FIND_DEAD
+    Set: the recovery takes kept micro-batches for dead once, so that it rewinds.
+FLINKISH_BROKEN
+    One of the names in BROKEN: a protocol that is not exactly-once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from demo.app import build, parse_args, session
+from flinkish_spark.coordinator import CheckpointCoordinator
+from flinkish_spark.protocol.records import Committable, Decision, StagedBatch
+from flinkish_spark.runtime.recovering import Recovery
+from flinkish_spark.testing.crashing import observer_from
+
+FIND_DEAD_VARIABLE = "FLINKISH_FIND_DEAD"
+BROKEN_VARIABLE = "FLINKISH_BROKEN"
+
+
+def decide_after_the_commits() -> None:
+    """Make data visible first and decide afterwards."""
+
+    def complete(self: CheckpointCoordinator, decision: Decision) -> None:
+        receipt = self._parts.confirmation.confirm(decision)
+        self._decide(decision)
+        self._finished(decision, receipt)
+
+    CheckpointCoordinator._complete = complete  # type: ignore[method-assign]
+
+
+def commit_the_leftovers() -> None:
+    """Commit what a cut-off micro-batch left behind; Spark runs that micro-batch again."""
+
+    def commit(self: Recovery, sink: str, committables: Sequence[Committable]) -> None:
+        # The newest id is the one that was sealed at the takeover: later checkpoints still commit.
+        newest = self._job_dir.decided_ids()[-1]
+        self._committers[sink].commit(newest, committables)
+
+    Recovery._abort_sink = commit  # type: ignore[method-assign]
+
+
+def find_dead_once() -> None:
+    """Let the recovery believe, once, that a kept micro-batch can no longer be committed."""
+    find_out = Recovery._why_dead
+    reasons = ["the test says that it is dead"]
+
+    def why_dead(self: Recovery, staged: StagedBatch) -> str:
+        return reasons.pop() if reasons else find_out(self, staged)
+
+    Recovery._why_dead = why_dead  # type: ignore[method-assign]
+
+
+BROKEN: Mapping[str, Callable[[], None]] = {
+    "decide-after-commits": decide_after_the_commits,
+    "commit-leftovers": commit_the_leftovers,
+}
+
+
+def main() -> None:
+    broken = os.environ.get(BROKEN_VARIABLE)
+    if broken:
+        BROKEN[broken]()
+    if os.environ.get(FIND_DEAD_VARIABLE):
+        find_dead_once()
+    args = parse_args()
+    env = build(session(args), args)
+    env.observe(observer_from(os.environ))
+    env.execute()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Failing tasks and a lost executor: Spark repeats tasks, the output stays exact."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.rig import Rig
+
+APP = Path(__file__).with_name("cluster_app.py")
+RATE, COUNT = 1_500.0, 30_000
+
+
+def run(tmp_path, monkeypatch, master, failures, disturb):
+    folder = tmp_path / "failures"
+    folder.mkdir()
+    monkeypatch.setenv("FLINKISH_MASTER", master)
+    monkeypatch.setenv("FLINKISH_FAILURES", str(folder))
+    monkeypatch.setenv("FLINKISH_FAILURE_COUNT", str(failures))
+    with Rig(tmp_path / "run", APP, random.Random(1)) as rig:
+        rig.produce(seed=3, rate=RATE, count=COUNT)
+        rig.job.start()
+        rig.wait_for(lambda: rig.confirmed >= 1, "the first checkpoint", 120)
+        disturb(rig)
+        rig.wait_for(lambda: rig.producer is not None and not rig.producer.is_alive(), "the input", 120)
+        rig.drain(120)
+        assert rig.job.terminate(90) == 0, rig.job.tail()
+        verdict = rig.verify()
+    assert verdict.is_exact, verdict
+    assert len(list(folder.iterdir())) == failures
+
+
+def test_failing_tasks_are_repeated_and_counted_once(tmp_path, monkeypatch):
+    run(tmp_path, monkeypatch, "local[2,4]", 8, lambda rig: None)
+
+
+@pytest.mark.timeout(420)
+def test_a_killed_executor_changes_nothing(tmp_path, monkeypatch):
+    def kill_an_executor(rig):
+        def executors():
+            return [
+                p
+                for p in psutil.process_iter(["cmdline"])
+                if any("CoarseGrainedExecutorBackend" in word for word in p.info["cmdline"] or ())
+                and str(tmp_path) in " ".join(p.info["cmdline"])
+            ]
+
+        rig.wait_for(lambda: len(executors()) == 2, "both executors", 60)
+        executors()[0].kill()
+        newest = rig.confirmed
+        rig.wait_for(lambda: rig.confirmed >= newest + 3, "three more checkpoints", 120)
+
+    run(tmp_path, monkeypatch, "local-cluster[2,1,1024]", 2, kill_an_executor)

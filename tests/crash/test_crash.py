@@ -1,0 +1,34 @@
+"""Twenty kills of one job with both sinks: nothing lost, nothing twice, nothing in part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demo.process import Victim
+from flinkish_spark.runtime.steps import Step
+from flinkish_spark.testing.crashing import KillPoint, Moment
+from tests.crash.harness import EVERY_POINT, At, CrashRun, Shot
+
+
+def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
+    points = [KillPoint.parse(crash.point) for crash in EVERY_POINT if isinstance(crash, At)]
+    # Before an intent nothing has changed, and right after it comes the first delete.
+    steps = set(Step) - {Step.REWIND_INTENT}
+    assert {(p.step, p.moment) for p in points} == {(step, moment) for step in steps for moment in Moment}
+    subjects = {(p.subject, p.moment) for p in points if p.step is Step.SINK_COMMIT}
+    assert subjects == {(sink, moment) for sink in ("totals-kafka", "totals-delta") for moment in Moment}
+    assert {crash.victim for crash in EVERY_POINT if isinstance(crash, Shot)} == set(Victim)
+    assert len(EVERY_POINT) == 20
+
+
+@pytest.mark.timeout(900)
+def test_twenty_kills_lose_nothing_and_double_nothing(run_directory: Path) -> None:
+    outcome = CrashRun(run_directory, seed=20).run(EVERY_POINT)
+
+    assert not outcome.failure, str(outcome)
+    assert len(outcome.crashes) == len(EVERY_POINT)
+    assert outcome.verdict.is_exact, str(outcome)
+    assert outcome.verdict.orders > 0
+    assert outcome.verdict.checkpoints >= 8
