@@ -91,6 +91,11 @@ class Rig:
         """The newest checkpoint with a receipt, as far as the reader saw."""
         return self.reader.book.newest_confirmed
 
+    @property
+    def query_restarts(self) -> int:
+        """How often a living driver started its query again, as it says in its log."""
+        return self.job.log.read_text(encoding="utf-8", errors="replace").count("restarting in ")
+
     def check(self) -> None:
         """Raise if anything around the job, or the job itself, has failed."""
         for part in (self.reader, self.producer):

@@ -20,8 +20,9 @@ from rich.table import Table as Grid
 
 from demo.display import Display
 from demo.process import JobFailed, Victim
-from demo.rig import ROOT, Rig
+from demo.rig import ROOT, Rig, UnusableDirectory
 from demo.verify import Verdict
+from flinkish_spark.errors import FlinkishError
 
 #: What a kill costs here: restart, recovery, first checkpoint. Only to spread the kills over the input.
 _SECONDS_PER_KILL = 22
@@ -126,6 +127,7 @@ def main() -> int:
         f"seed {args.seed}: {args.orders:,} orders at {args.rate:,.0f} a second, {args.kills} kills; "
         f"again with make demo KILLS={args.kills} SEED={args.seed}",
         highlight=False,
+        soft_wrap=True,
     )
     chance, story = random.Random(args.seed), Story()
     started = time.monotonic()
@@ -135,8 +137,8 @@ def main() -> int:
             Display(console, rig, args.orders) as display,
         ):
             verdict = run(rig, display, args, chance, story)
-            restarts = rig.job.starts - 1
-    except JobFailed as failure:
+            restarts, query_restarts = rig.job.starts - 1, rig.query_restarts
+    except (JobFailed, FlinkishError, UnusableDirectory) as failure:
         console.print(f"FAILED (seed {args.seed}): {failure}", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -147,6 +149,7 @@ def main() -> int:
         "kills": len(story.victims),
         **verdict.to_json(),
         "restarts": restarts,
+        "query_restarts": query_restarts,
         "seed": args.seed,
         "rate": round(args.rate),
         "seconds": round(time.monotonic() - started, 1),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -27,6 +28,8 @@ class DeltaConflict(Exception):
     """Another writer was faster; the same call may be repeated."""
 
 
+#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
+_FROM_THE_JVM = (Py4JJavaError, CapturedException)
 _CONFLICTS = (
     "ConcurrentTransactionException",
     "MetadataChangedException",
@@ -78,7 +81,7 @@ class DeltaTables:
                 "metadata": json.loads(transaction.metadata().json()),
                 "protocol": json.loads(transaction.protocol().json()),
             }
-        except Py4JJavaError as error:
+        except _FROM_THE_JVM as error:
             raise _translated(error) from error
 
     def check_schema(
@@ -103,7 +106,7 @@ class DeltaTables:
                 False,
                 False,
             )
-        except Py4JJavaError as error:
+        except _FROM_THE_JVM as error:
             raise _translated(error) from error
 
     def _write_command(
@@ -174,7 +177,7 @@ class DeltaTables:
             )
             transaction.commit(self._seq(actions), operation)
             return True
-        except Py4JJavaError as error:
+        except _FROM_THE_JVM as error:
             raise _translated(error) from error
 
     def table_schema_json(self, path: str) -> str:
@@ -234,13 +237,14 @@ class DeltaTables:
         return found
 
 
-def _translated(error: Py4JJavaError) -> Exception:
-    java = error.java_exception
+def _translated(error: Exception) -> Exception:
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        return error
     name = str(java.getClass().getSimpleName())
     message = str(java.getMessage()).split("\n\tat ")[0]
     if any(conflict in name for conflict in _CONFLICTS):
         return DeltaConflict(f"{name}: {message[:500]}")
     if "AnalysisException" in name or name.startswith("Delta"):
         return DeltaRefused(message[:2000])
-    untranslated: Exception = error
-    return untranslated
+    return error

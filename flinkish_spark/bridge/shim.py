@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from flinkish_spark.bridge.session import jvm
+from flinkish_spark.errors import InternalError
 from flinkish_spark.protocol.records import TaskAck
 
 
@@ -41,5 +42,16 @@ class TappedRows:
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:
-        """Return one ack per task of the finished action."""
-        return tuple(TaskAck.from_json(a) for a in json.loads(self._tapped.acksJson()))
+        """Return one ack per task of the finished action.
+
+        Raises
+        ------
+        InternalError
+            The action did not read all partitions to their end, so its counts mean nothing.
+        """
+        acks = json.loads(self._tapped.acksJson())
+        if len(acks) != self._tapped.partitions():
+            raise InternalError(
+                f"a writer read {len(acks)} of {self._tapped.partitions()} partitions to their end"
+            )
+        return tuple(TaskAck.from_json(a) for a in acks)

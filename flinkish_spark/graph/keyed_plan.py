@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -14,76 +15,131 @@ from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
+from flinkish_spark.runtime.row_codec import MASK_BITS
 
-#: Bits of a null mask; one is left for the sign.
-_MASK_BITS = 63
 STATE_DDL = "value BINARY"
 
 
-def plan_keyed(
-    node: KeyedNode,
-    tagged: DataFrame,
-    schema: T.StructType,
-    upstream_channels: frozenset[int],
-    origins: Origins,
-    partitions: int,
-) -> DataFrame:
-    """Return the operator's output: control columns and the declared fields.
+@dataclass(frozen=True)
+class KeyedInput:
+    """Input of a keyed operator.
 
     Parameters
     ----------
-    tagged
-        Input rows with kind, checkpoint, channel, sequence and the fields of `schema`.
+    frames
+        Either records and barriers apart (a source), or one frame of both (another operator): a
+        frame that is used twice would run the operator before it twice.
+    schema
+        The records' fields.
+    channels
+        Upstream channels, each of which shows every barrier once.
     """
-    routing = Routing(node.max_parallelism, partitions)
-    keys = [F.col(_quoted(k)) if isinstance(k, str) else k for k in node.keys]
-    key_fields = _key_fields(node, tagged, keys)
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    group = F.pmod(F.xxhash64(*keys), F.lit(node.max_parallelism)).cast("int")
-    own_route = F.array(F.element_at(_int_array(routing.of_group), group + 1))
-    # A barrier goes to every partition of this operator; a record to its key group's only.
-    routes = F.when(is_record, own_route).otherwise(_int_array(routing.of_barrier))
 
-    columns = [F.col(_quoted(f.name)) for f in schema]
-    input_names = [f"c{i}" for i in range(len(columns))]
-    key_names = [f"k{i}" for i in range(len(keys))]
-    field_masks = [_mask(columns[i : i + _MASK_BITS]) for i in range(0, len(columns), _MASK_BITS)]
-    mask_names = [f"{C.NULLS}{i}" for i in range(len(field_masks) + 1)]
-    rows = tagged.select(
-        F.explode(routes).alias(C.ROUTE),
-        F.coalesce(group, F.lit(0)).alias(C.GROUP),
-        C.KIND,
-        C.CHECKPOINT,
-        C.CHANNEL,
-        C.SEQUENCE,
-        *[m.alias(n) for m, n in zip([*field_masks, _mask(keys)], mask_names, strict=True)],
-        *[_send(c, f.dataType).alias(n) for c, f, n in zip(columns, schema, input_names, strict=True)],
-        *[_send(c, f.dataType).alias(n) for c, f, n in zip(keys, key_fields, key_names, strict=True)],
-    )
+    frames: tuple[DataFrame, ...]
+    schema: T.StructType
+    channels: frozenset[int]
+    origins: Origins
+
+
+@dataclass(frozen=True)
+class _Transport:
+    """Which columns go to the worker, in which form: no nulls, few columns, no duplicates."""
+
+    fields: list[tuple[str, Column]]
+    masks: list[tuple[str, Column]]
+    field_names: tuple[str, ...]
+    key_names: tuple[str, ...]
+    key_types: tuple[T.DataType, ...]
+    mask_names: tuple[str, ...]
+
+
+def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> DataFrame:
+    """Return the operator's output: control columns and the declared fields."""
+    routing = Routing(node.max_parallelism, partitions)
+    keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in node.keys]
+    transport = _transport(node, given, keys)
+    rows = _routed(given, transport, keys, routing)
     spec = KeyedOperatorSpec(
         uid=node.uid,
         function=node.function,
-        input_schema=schema,
+        input_schema=given.schema,
         output_schema=node.output,
-        key_columns=tuple(key_names),
-        key_types=tuple(f.dataType for f in key_fields),
-        input_columns=tuple(input_names),
-        mask_columns=tuple(mask_names),
-        upstream_channels=upstream_channels,
+        key_columns=transport.key_names,
+        key_types=transport.key_types,
+        input_columns=transport.field_names,
+        mask_columns=transport.mask_names,
+        upstream_channels=given.channels,
+        group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
-        origins=origins,
+        origins=given.origins,
     )
     returned = T.StructType(
         [
             T.StructField(C.KIND, T.IntegerType()),
-            *[T.StructField(n, T.LongType()) for n in (C.CHECKPOINT, C.CHANNEL, C.SEQUENCE, C.NANS)],
+            *[T.StructField(n, T.LongType()) for n in (C.CHANNEL, C.SEQUENCE)],
+            *([T.StructField(C.NANS, T.LongType())] if _has_floats(node.output) else []),
             *[T.StructField(f.name, f.dataType) for f in node.output],
         ]
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), returned, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    return applied.select(*C.CONTROL, *_restored(node.output))
+    # A barrier's sequence is its checkpoint: one column less on the way through pandas.
+    is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+    checkpoint = F.when(is_barrier, F.col(C.SEQUENCE)).otherwise(F.lit(0).cast("long"))
+    return applied.select(
+        C.KIND, checkpoint.alias(C.CHECKPOINT), C.CHANNEL, C.SEQUENCE, *_restored(node.output)
+    )
+
+
+def _routed(given: KeyedInput, transport: _Transport, keys: Sequence[Column], routing: Routing) -> DataFrame:
+    """Send a record to its key group's route, and a barrier to every partition of the operator."""
+    group = F.pmod(F.xxhash64(*keys), F.lit(routing.max_parallelism)).cast("int")
+    own_route = F.element_at(_int_array(routing.of_group), group + 1)
+    all_barriers = _int_array(routing.of_barrier)
+    payload = [c.alias(name) for name, c in (*transport.masks, *transport.fields)]
+    nothing = [c.alias(name) for name, c in _empty(transport, given.frames[0].select(*payload).schema)]
+    barrier = [F.col(C.CHANNEL), F.col(C.CHECKPOINT).alias(C.SEQUENCE)]
+    if len(given.frames) == 2:
+        records, barriers = given.frames
+        routed = records.select(own_route.alias(C.ROUTE), C.CHANNEL, C.SEQUENCE, *payload)
+        return routed.unionByName(barriers.select(F.explode(all_barriers).alias(C.ROUTE), *barrier, *nothing))
+    (both,) = given.frames
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    routes = F.when(is_record, F.array(own_route)).otherwise(all_barriers)
+    place = F.when(is_record, F.col(C.SEQUENCE)).otherwise(F.col(C.CHECKPOINT))
+    return both.select(F.explode(routes).alias(C.ROUTE), C.CHANNEL, place.alias(C.SEQUENCE), *payload)
+
+
+def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> _Transport:
+    key_fields = _key_fields(node, given.frames[0], keys)
+    names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
+    sent = [(names[f.name], F.col(C.quoted(f.name)), f.dataType) for f in given.schema]
+    key_names = []
+    for index, (key, column, field) in enumerate(zip(node.keys, keys, key_fields, strict=True)):
+        # A key that is a field travels once.
+        if isinstance(key, str) and key in names:
+            key_names.append(names[key])
+        else:
+            key_names.append(f"k{index}")
+            sent.append((f"k{index}", column, field.dataType))
+    masks = [
+        (f"{C.NULLS}{i}", _mask([column for _, column, _ in sent[first : first + MASK_BITS]]))
+        for i, first in enumerate(range(0, len(sent), MASK_BITS))
+    ]
+    return _Transport(
+        fields=[(name, _send(column, kind)) for name, column, kind in sent],
+        masks=masks,
+        field_names=tuple(names.values()),
+        key_names=tuple(key_names),
+        key_types=tuple(f.dataType for f in key_fields),
+        mask_names=tuple(name for name, _ in masks),
+    )
+
+
+def _empty(transport: _Transport, schema: T.StructType) -> list[tuple[str, Column]]:
+    """Return stand-ins for a barrier's payload: never null, so that no column gets slower."""
+    return [(f.name, _send(F.lit(None).cast(f.dataType), f.dataType)) for f in schema]
 
 
 def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
@@ -96,6 +152,10 @@ def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> l
                 what_to_do="key by a string, a whole number, a date, a timestamp or a decimal",
             )
     return fields
+
+
+def _has_floats(schema: T.StructType) -> bool:
+    return any(isinstance(f.dataType, T.FloatType | T.DoubleType) for f in schema)
 
 
 def _int_array(values: Sequence[int]) -> Column:
@@ -129,14 +189,10 @@ def _restored(output: T.StructType) -> list[Column]:
     """Return the output fields with NaN where the operator said NaN: pandas made them null."""
     restored, bit = [], 0
     for field in output:
-        column = F.col(_quoted(field.name))
+        column = F.col(C.quoted(field.name))
         if isinstance(field.dataType, T.FloatType | T.DoubleType):
             is_nan = F.col(C.NANS).bitwiseAND(F.lit(1 << bit).cast("long")) != 0
             column = F.when(is_nan, F.lit(float("nan")).cast(field.dataType)).otherwise(column)
             bit += 1
         restored.append(column.alias(field.name))
     return restored
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.datastream import check_field_names
 from flinkish_spark.errors import GraphError, SchemaError
-from flinkish_spark.graph.keyed_plan import plan_keyed
+from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
 from flinkish_spark.graph.stream_graph import (
     KeyedNode,
     SourceNode,
@@ -166,12 +166,12 @@ class Planner:
                 what_to_do="move the transform into the function of the operator before it",
             )
         if isinstance(parent, RecordStream):
-            tagged = self._with_barriers(parent)
-            frame = plan_keyed(node, tagged, parent.schema, SOURCE_CHANNELS, parent.origins, self._partitions)
-        else:
-            frame = plan_keyed(
-                node, parent.frame, parent.schema, parent.channels, Origins(), self._partitions
+            given = KeyedInput(
+                (parent.records, self._barriers), parent.schema, SOURCE_CHANNELS, parent.origins
             )
+        else:
+            given = KeyedInput((parent.frame,), parent.schema, parent.channels, Origins())
+        frame = plan_keyed(node, given, self._partitions)
         return TaggedStream(frame, node.output, frozenset(range(self._partitions)))
 
     def _with_barriers(self, stream: RecordStream) -> DataFrame:
@@ -180,7 +180,7 @@ class Planner:
             F.lit(0).cast("long").alias(C.CHECKPOINT),
             C.CHANNEL,
             C.SEQUENCE,
-            *[F.col(_quoted(name)) for name in stream.schema.names],
+            *[F.col(C.quoted(name)) for name in stream.schema.names],
         )
         return records.unionByName(self._barriers, allowMissingColumns=True)
 
@@ -224,7 +224,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     stream = Planner(spark, "/nonexistent/no-control", partitions).stream(node)
     if isinstance(stream, RecordStream):
-        return stream.records.select(*[F.col(_quoted(name)) for name in stream.schema.names])
+        return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
     frame = stream.frame.where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)
     for function in stream.transforms:
         frame = function(frame)
@@ -245,7 +245,7 @@ def _transform_records(stream: RecordStream, function: Transform) -> RecordStrea
 def with_position(records: DataFrame) -> DataFrame:
     """Add channel and sequence from Spark's input partition and the row's place in it."""
     place = F.monotonically_increasing_id()
-    kept = [F.col(_quoted(name)) for name in records.columns if name not in (C.CHANNEL, C.SEQUENCE)]
+    kept = [F.col(C.quoted(name)) for name in records.columns if name not in (C.CHANNEL, C.SEQUENCE)]
     placed = records.select(*kept, place.alias(C.SEQUENCE))
     return placed.select(
         *kept,
@@ -256,7 +256,7 @@ def with_position(records: DataFrame) -> DataFrame:
 
 def _tag(stream: TaggedStream, index: int) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = [F.col(_quoted(name)) for name in stream.schema.names]
+    names = [F.col(C.quoted(name)) for name in stream.schema.names]
     hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, stream.schema, strict=True)])
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     return stream.frame.select(
@@ -274,10 +274,6 @@ def _hashable(column: Column, kind: T.DataType) -> Column:
     return F.to_json(F.struct(column)) if "map<" in kind.simpleString() else column
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
     """Return one sink's rows of an evaluated micro-batch, control columns first.
 
@@ -293,7 +289,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
         records = function(records)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
-    names = [F.col(_quoted(n)) for n in records.columns]
+    names = [F.col(C.quoted(n)) for n in records.columns]
     hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
     tagged = records.select(
         F.lit(int(C.Kind.RECORD)).alias(C.KIND),

@@ -1,5 +1,7 @@
 """Kafka for the driver: connection settings, ending transactions, topics and groups."""
 
+import logging
+
 from flinkish_spark.kafka.admin import GroupCommit, KafkaAdmin, OffsetDirection, TopicInfo
 from flinkish_spark.kafka.answers import END_TXN_VERSION, Isolation
 from flinkish_spark.kafka.evidence import Evidence
@@ -10,6 +12,11 @@ from flinkish_spark.kafka.transactions import (
     OpenTransaction,
     TransactionClient,
 )
+
+# kafka-python logs every refused connection as an error of its own, dozens in one call; ours say it
+# once. Whoever wants its log sets a level of the logger "kafka".
+if logging.getLogger("kafka").level == logging.NOTSET:
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 __all__ = [
     "END_TXN_VERSION",

@@ -17,7 +17,6 @@ CHECKPOINT = "_fs_checkpoint"
 CHANNEL = "_fs_channel"
 SEQUENCE = "_fs_seq"
 ROUTE = "_fs_route"
-GROUP = "_fs_group"
 STREAM = "_fs_stream"
 HASH = "_fs_hash"
 NULLS = "_fs_nulls"
@@ -31,6 +30,9 @@ class Kind(enum.IntEnum):
     BARRIER = 1
 
 
-#: Types of the control columns that a keyed operator returns, as DDL.
-CONTROL_DDL = f"{KIND} INT, {CHECKPOINT} BIGINT, {CHANNEL} BIGINT, {SEQUENCE} BIGINT"
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)
+
+
+def quoted(name: str) -> str:
+    """Return a column name as Spark's expressions want it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"

@@ -23,7 +23,7 @@ from flinkish_spark.errors import (
     UserFunctionError,
 )
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
-from flinkish_spark.sources.kafka import BAD_RECORD_MARKER
+from flinkish_spark.sources.json_records import BAD_RECORD_MARKER, UNREADABLE_MARKER
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
@@ -39,6 +39,30 @@ class QueryFailed(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
     restartable = True
+
+
+class UnreadableRecordError(BadRecordError):
+    """An input value is not a JSON object of the declared schema and the policy is to fail."""
+
+    @classmethod
+    def at(cls, topic: str, partition: int, offset: int) -> UnreadableRecordError:
+        """Return the error that names the record."""
+        return cls.about(
+            f"the record at topic {topic}, partition {partition}, offset {offset}",
+            topic=topic,
+            partition=partition,
+            offset=offset,
+        )
+
+    @classmethod
+    def about(cls, what: str, **facts: Any) -> UnreadableRecordError:
+        """Return the error about a record of which only `what` is known."""
+        return cls(
+            f"{what} is not a JSON object of the declared schema",
+            what_to_do="correct the producer, or choose on_bad_record=OnBadRecord.DROP or "
+            "DeadLetter(topic); with either the job goes on from its last checkpoint",
+            **facts,
+        )
 
 
 class RepeatableUserError(UserFunctionError):
@@ -78,11 +102,11 @@ def classify(error: BaseException) -> FlinkishError:
             f"a record cannot be handled:{_after(text, BAD_RECORD_MARKER)}",
             what_to_do="correct the producer, or choose another policy for bad records",
         )
+    if UNREADABLE_MARKER in text:
+        place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
+        return UnreadableRecordError.at(**place)
     if any(name in text for name in _MALFORMED):
-        return BadRecordError(
-            "a value is not JSON of the declared schema",
-            what_to_do="correct the producer, or choose on_bad_record=OnBadRecord.DROP or DeadLetter(topic)",
-        )
+        return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:
         return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
     if _INPUT_LOST.search(text):

@@ -74,6 +74,8 @@ class KeyedOperatorSpec:
         Transport columns of the fields and of the null masks.
     upstream_channels
         How many barriers must arrive before this operator passes one on.
+    group_of_route
+        Key group by the route that carries its records.
     barrier_routes
         Partition by the route that carries its barrier.
     """
@@ -87,6 +89,7 @@ class KeyedOperatorSpec:
     input_columns: tuple[str, ...]
     mask_columns: tuple[str, ...]
     upstream_channels: frozenset[int]
+    group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: Origins
 
@@ -99,10 +102,9 @@ class _OpenedFunction:
         self.scope = KeyScope()
         self.states: dict[str, ValueState[Any]] = {}
         self.layouts: list[StateLayout] = []
-        keys = RowReader(T.StructType([T.StructField(f"k{i}", t) for i, t in enumerate(spec.key_types)]),
-                         spec.key_columns, spec.mask_columns[-1:])  # fmt: skip
-        self.read_keys = keys.read
-        self.reader = RowReader(spec.input_schema, spec.input_columns, spec.mask_columns[:-1])
+        self.reader = RowReader(
+            spec.input_schema, spec.input_columns, spec.key_columns, spec.key_types, spec.mask_columns
+        )
         arrow_types = [to_arrow_type(f.dataType, timezone="UTC") for f in spec.output_schema]
         self.writer = RowWriter(spec.output_schema, arrow_types)
         spec.function.open(self)
@@ -150,12 +152,14 @@ class KeyedOperator:
     def __init__(self, spec: KeyedOperatorSpec) -> None:
         self.spec = spec
         self._opened: _OpenedFunction | None = None
+        self._has_nans = any(isinstance(f.dataType, T.FloatType | T.DoubleType) for f in spec.output_schema)
 
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
         """Process one group: a key group's records, or one partition's barrier."""
-        partition = self.spec.barrier_routes.get(int(key[0]))
+        route = int(key[0])
+        partition = self.spec.barrier_routes.get(route)
         parts = list(frames)
         frame = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
         if partition is not None:
@@ -163,7 +167,7 @@ class KeyedOperator:
             return
         if self._opened is None:
             self._opened = _OpenedFunction(self.spec)
-        yield from self._records(self._opened, frame, state)
+        yield from self._records(self._opened, self.spec.group_of_route[route], frame, state)
 
     def _barrier(self, frame: pd.DataFrame, partition: int) -> Iterator[pd.DataFrame]:
         """Pass the barrier on if every upstream channel's came exactly once; else hold it back.
@@ -171,27 +175,24 @@ class KeyedOperator:
         A barrier held back is missing at the sinks, which declines the checkpoint there.
         """
         channels = frame[C.CHANNEL].to_numpy(dtype=np.int64).tolist()
-        checkpoints = set(frame[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
+        checkpoints = set(frame[C.SEQUENCE].to_numpy(dtype=np.int64).tolist())
         if len(checkpoints) != 1 or sorted(channels) != sorted(self.spec.upstream_channels):
             return
         out = {name: [None] for name in self.spec.output_schema.names}
         control = {
             C.KIND: [int(C.Kind.BARRIER)],
-            C.CHECKPOINT: list(checkpoints),
             C.CHANNEL: [partition],
-            C.SEQUENCE: [0],
-            C.NANS: [0],
+            C.SEQUENCE: list(checkpoints),
         }
-        yield pd.DataFrame({**control, **out})
+        yield pd.DataFrame({**control, **({C.NANS: [0]} if self._has_nans else {}), **out})
 
     def _records(
-        self, opened: _OpenedFunction, frame: pd.DataFrame, state: GroupState
+        self, opened: _OpenedFunction, group: int, frame: pd.DataFrame, state: GroupState
     ) -> Iterator[pd.DataFrame]:
         sequence = frame[C.SEQUENCE].to_numpy(dtype=np.int64)
         channel = frame[C.CHANNEL].to_numpy(dtype=np.int64)
         # The shuffle mixes channels and keeps no order: restore the canonical one.
-        order = np.lexsort((sequence, channel))
-        frame = frame.take(order)
+        frame = frame.take(np.lexsort((sequence, channel)))
         try:
             opened.load(state.get[0] if state.exists else None)
             rows = self._process(opened, frame)
@@ -202,26 +203,22 @@ class KeyedOperator:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
         if rows:
             count = len(rows)
-            group = int(frame[C.GROUP].iloc[0])
             control = {
                 C.KIND: np.full(count, int(C.Kind.RECORD), dtype=np.int32),
-                C.CHECKPOINT: np.zeros(count, dtype=np.int64),
                 C.CHANNEL: np.full(count, group, dtype=np.int64),
                 C.SEQUENCE: np.arange(count, dtype=np.int64),
-                C.NANS: nans,
             }
-            yield pd.DataFrame({**control, **columns})
+            yield pd.DataFrame({**control, **({C.NANS: nans} if self._has_nans else {}), **columns})
 
     def _process(self, opened: _OpenedFunction, frame: pd.DataFrame) -> list[Any]:
-        keys = opened.read_keys(frame)
-        is_single = len(self.spec.key_types) == 1
+        keys, records = opened.reader.read(frame)
         scope, process = opened.scope, self.spec.function.process_element
         emitted: list[Any] = []
         at = -1
         try:
-            for key, record in zip(keys, opened.reader.read(frame), strict=True):
+            for key, record in zip(keys, records, strict=True):
                 at += 1
-                scope.key = key[0] if is_single else key
+                scope.key = key
                 result = process(record, opened)
                 if result is not None:
                     emitted.extend(result)

@@ -21,6 +21,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 
+#: Columns that one null mask covers; a bit is left for the sign.
+MASK_BITS = 63
+
 Convert = Callable[[pd.Series], list[Any]]
 
 
@@ -67,36 +70,49 @@ def _converter(kind: T.DataType) -> Convert:
 
 
 class RowReader:
-    """Turns the pandas columns of one key group into named tuples.
+    """Turns the pandas columns of one key group into records and keys.
 
     Parameters
     ----------
     schema
         The stream's own fields, in order.
-    column_names
+    field_columns
         The transport column of each field.
-    mask_names
-        The null mask columns, 63 fields each.
+    key_columns, key_types
+        The transport columns of the key; a key that is a field has that field's column.
+    mask_columns
+        The null masks: of the fields' columns and then of the key's own, 63 to a mask.
     """
 
-    def __init__(self, schema: T.StructType, column_names: Sequence[str], mask_names: Sequence[str]) -> None:
-        self._columns = list(zip(column_names, [_converter(f.dataType) for f in schema], strict=True))
-        self._masks = list(mask_names)
+    def __init__(
+        self,
+        schema: T.StructType,
+        field_columns: Sequence[str],
+        key_columns: Sequence[str],
+        key_types: Sequence[T.DataType],
+        mask_columns: Sequence[str],
+    ) -> None:
+        kinds = dict(zip(field_columns, (f.dataType for f in schema), strict=True))
+        kinds.update(zip(key_columns, key_types, strict=True))
+        self._converters = {name: _converter(kind) for name, kind in kinds.items()}
+        self._fields, self._keys, self._masks = list(field_columns), list(key_columns), list(mask_columns)
         record: Any = namedtuple("Record", list(schema.names), rename=True)  # type: ignore[misc]
-        self.make = record._make
+        self._make = record._make
 
-    def read(self, frame: pd.DataFrame) -> Iterator[Any]:
-        """Yield the rows of `frame` in its order."""
-        columns = [convert(frame[name]) for name, convert in self._columns]
+    def read(self, frame: pd.DataFrame) -> tuple[list[Any], Iterator[Any]]:
+        """Return the keys (scalars for one column, else tuples) and the records, in row order."""
+        columns = {name: convert(frame[name]) for name, convert in self._converters.items()}
         for index, name in enumerate(self._masks):
             mask = frame[name].to_numpy(dtype=np.int64)
             if mask.any():
-                self._put_nulls(columns, mask, index * 63)
-        return map(self.make, zip(*columns, strict=True))
+                self._put_nulls(list(columns.values()), mask, index * MASK_BITS)
+        keys = [columns[name] for name in self._keys]
+        records = map(self._make, zip(*[columns[name] for name in self._fields], strict=True))
+        return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
 
     @staticmethod
     def _put_nulls(columns: list[list[Any]], mask: np.ndarray[Any, Any], first: int) -> None:
-        for bit, column in enumerate(columns[first : first + 63]):
+        for bit, column in enumerate(columns[first : first + MASK_BITS]):
             for row in np.nonzero(mask & (1 << bit))[0].tolist():
                 column[row] = None
 
@@ -162,4 +178,3 @@ class RowWriter:
         if pa.types.is_nested(kind):
             return pd.Series(list(column), dtype=object)
         return array.to_pandas(integer_object_nulls=True)
-

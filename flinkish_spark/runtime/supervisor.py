@@ -1,7 +1,7 @@
 """The supervisor: take over, recover, start the query, watch it, start it again.
 
-One object per `execute`. The order of a start is the protocol's: lock, settings, preflight, owner
-epoch, fence, recovery, and only then Spark.
+One object per `execute`. The order of a start is the protocol's: preflight, lock, settings, owner
+epoch, fence, recovery, and only then Spark. Up to the lock nothing is written anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flinkish_spark.bridge import is_gateway_gone
 from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.coordinator import CheckpointCoordinator, CoordinatorParts
-from flinkish_spark.errors import FlinkishError, InputLostError, SparkGoneError
+from flinkish_spark.errors import EnvironmentFault, FlinkishError, InputLostError, SparkGoneError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import StreamGraph
 from flinkish_spark.job_dir import JobDir
@@ -31,17 +31,12 @@ from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.runtime.failures import QueryFailed, RepeatableUserError, classify
+from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
 from flinkish_spark.runtime.ownership import JobLock, Ownership, seal_next_checkpoint, take_over
-from flinkish_spark.runtime.preflight import check_before_start
+from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
 from flinkish_spark.runtime.recovering import Recovery
-from flinkish_spark.runtime.spark_log import (
-    COMMITS,
-    OFFSETS,
-    LoggedOffsets,
-    SparkLog,
-    fence_spark_folder,
-)
+from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.sinks.base import Committer, SinkContext
 from flinkish_spark.store import LocalStore
@@ -52,6 +47,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.1
+#: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
+_PROGRESS_MS = 1_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,9 @@ class Supervisor:
         self._attempts = itertools.count(1)
         self._blocks = BlockPool()
         self._coordinator: CheckpointCoordinator | None = None
-        self._last_bad_record: tuple[object, ...] = ()
+        #: Records on which a user function raised: the second time ends the job.
+        self._failed_records: set[tuple[object, ...]] = set()
+        self._dropped, self._dropped_by_sinks = DroppedRecords(), 0
         self.history = RestartHistory()
         self.progress = JobProgress()
         self.on_confirmed_hooks: list[object] = []
@@ -119,6 +118,7 @@ class Supervisor:
         FlinkishError
             The job cannot start, or failed in a way that a restart does not mend.
         """
+        check_before_start(self._spark, self._graph, self._settings, self._job_dir)
         lock = JobLock(self._settings.root / "owner.lock")
         lock.acquire()
         try:
@@ -129,20 +129,21 @@ class Supervisor:
 
     def _run_owned(self) -> None:
         settings = self._settings
-        job = check_before_start(self._spark, self._graph, settings, self._job_dir)
+        job = record_job(self._spark, self._graph, settings, self._job_dir)
         ownership = take_over(self._job_dir, settings.clock)
         folder = fence_spark_folder(settings.root, ownership.epoch)
         log = SparkLog(self._job_dir.store, folder)
+        inputs = Inputs(self._graph.sources, self._job_dir, log)
         committers = self._committers(job, ownership)
         try:
             while True:
                 try:
-                    self._run_query(job, ownership, log, committers)
+                    self._run_query(job, ownership, log, inputs, committers)
                     return
                 except Interrupted:
                     return
-                except BaseException as error:
-                    self._survive(classify(error) if isinstance(error, Exception) else error, log)
+                except Exception as error:
+                    self._survive(classify(error), inputs)
                     # The id that was pending is never used again, whatever became of its barrier.
                     seal_next_checkpoint(ownership, settings.clock)
                     self._blocks.forget()
@@ -150,19 +151,18 @@ class Supervisor:
             for committer in committers.values():
                 committer.close()
 
-    def _survive(self, error: BaseException, log: SparkLog) -> None:
+    def _survive(self, error: FlinkishError, inputs: Inputs) -> None:
         """Wait before the next attempt, or raise."""
-        if not isinstance(error, FlinkishError):
-            raise error
         self.progress.last_error = str(error)
         if isinstance(error, InputLostError | QueryFailed):
-            self._check_inputs(log)
+            # What Spark says about lost input names no ranges; the source does.
+            inputs.check()
         if isinstance(error, SparkGoneError) or not error.restartable or self._cancel_wanted.is_set():
-            raise error
+            raise inputs.named(self._spark, error)
         if isinstance(error, RepeatableUserError):
-            if error.record == self._last_bad_record:
+            if error.record in self._failed_records:
                 raise error
-            self._last_bad_record = error.record
+            self._failed_records.add(error.record)
         self.history = self.history.failed(self._settings.clock.monotonic_ms())
         verdict = self._settings.restart.decide(self.history)
         if isinstance(verdict, GiveUp):
@@ -174,22 +174,14 @@ class Supervisor:
         if self._cancel_wanted.is_set():
             raise error
 
-    def _check_inputs(self, log: SparkLog) -> None:
-        """Raise InputLostError with the missing ranges, if that is what happened."""
-        committed = log.batches(COMMITS)
-        text = log.read(OFFSETS, max(committed)) if committed else None
-        position = LoggedOffsets.parse(text) if text is not None else None
-        for node in self._graph.sources:
-            try:
-                node.source.check_input(self._job_dir, node.uid, position)
-            except FlinkishError as error:
-                if not error.restartable:
-                    raise
-                LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
-
     # -- one start of the query -----------------------------------------------------------------
     def _run_query(
-        self, job: JobUuid, ownership: Ownership, log: SparkLog, committers: Mapping[str, Committer]
+        self,
+        job: JobUuid,
+        ownership: Ownership,
+        log: SparkLog,
+        inputs: Inputs,
+        committers: Mapping[str, Committer],
     ) -> None:
         settings = self._settings
         confirmation = Confirmation(
@@ -212,7 +204,8 @@ class Supervisor:
             settings.observer,
             self._is_stopping,
         ).run()
-        self._check_inputs(log)
+        if not inputs.await_readable(lambda: self._cancel_wanted.is_set() or self._stop_wanted.is_set()):
+            raise Interrupted("waiting for the input")
         control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
         with query_conf(self._spark, settings.shuffle_partitions):
             self._spark.dataSource.register(ControlSource)
@@ -258,7 +251,8 @@ class Supervisor:
             self._sweep_after_stop(committers)
 
     def _watch(self, query: StreamingQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
-        final_triggered = False
+        final_triggered, clock = False, self._settings.clock
+        asked_ms = clock.monotonic_ms()
         while not self._cancel_wanted.is_set():
             if coordinator.failure is not None:
                 raise coordinator.failure
@@ -270,7 +264,15 @@ class Supervisor:
             if not query.isActive:
                 failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
                 raise failure or query.exception() or QueryFailed("the query ended by itself")
+            if clock.monotonic_ms() - asked_ms >= _PROGRESS_MS:
+                self._count_dropped(query)
+                asked_ms = clock.monotonic_ms()
             self._cancel_wanted.wait(_WATCH_SECONDS)
+
+    def _count_dropped(self, query: StreamingQuery) -> None:
+        if any(node.source.drops_records for node in self._graph.sources):
+            self._dropped.read(query)
+            self.progress.dropped = self._dropped.total + self._dropped_by_sinks
 
     def _tear_down(
         self, query: StreamingQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
@@ -280,6 +282,7 @@ class Supervisor:
         coordinator.stop()
         try:
             query.stop()
+            self._count_dropped(query)
         except Exception as error:
             if not is_gateway_gone(error):
                 LOG.warning("stopping the query failed: %s", error)
@@ -291,7 +294,10 @@ class Supervisor:
         staged = self._job_dir.staged_batches(self._job_dir.lineage()).values()
         kept = [c for s in staged for c in s.committables]
         for committer in committers.values():
-            committer.sweep(kept, frozenset())
+            try:
+                committer.sweep(kept, frozenset())
+            except EnvironmentFault as fault:
+                LOG.warning("leftovers are swept by the next start: %s", fault)
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
         progress = self.progress
@@ -300,7 +306,8 @@ class Supervisor:
         for batch in decision.batches:
             for ack in batch.acks:
                 progress.rows_by_sink[ack.sink] = progress.rows_by_sink.get(ack.sink, 0) + ack.rows
-                progress.dropped += sum(t.dropped for t in ack.tasks)
+                self._dropped_by_sinks += sum(t.dropped for t in ack.tasks)
+        progress.dropped = self._dropped.total + self._dropped_by_sinks
         self.history = self.history.ran_well()
 
     # -- parts ----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from flinkish_spark.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class _DeltaWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         """Write the records' files; the tap in front counts rows and takes the barriers out."""
         tapped = TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
-        fields = [F.col("`" + n.replace("`", "``") + "`") for n in request.rows.columns[_CONTROL_WIDTH:]]
+        fields = [F.col(quoted(n)) for n in request.rows.columns[_CONTROL_WIDTH:]]
         if request.count_records() == 0:
             # Spark writes an empty file for an empty DataFrame, which no log would ever name.
             tapped.records.write.format("noop").mode("overwrite").save()

@@ -151,7 +151,7 @@ class KafkaSink(Sink):
         if isinstance(self.value, Raw):
             value = _as_bytes(schema, self.value.column)
         else:
-            fields = F.struct(*[F.col(_quoted(n)).alias(n) for n in schema.names])
+            fields = F.struct(*[F.col(C.quoted(n)).alias(n) for n in schema.names])
             value = F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
         return [key.alias("key"), value.alias("value"), F.lit(None).cast("string").alias("topic")]
 
@@ -260,13 +260,9 @@ _RESERVED = frozenset(
 
 def _as_bytes(schema: T.StructType, column: str) -> Column:
     kind = schema[column].dataType
-    value = F.col(_quoted(column))
+    value = F.col(C.quoted(column))
     if isinstance(kind, T.BinaryType):
         return value
     if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
         return F.to_json(value).cast("binary")
     return value.cast("string").cast("binary")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

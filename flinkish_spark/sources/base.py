@@ -30,6 +30,11 @@ class Source(ABC):
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
 
+    @property
+    def drops_records(self) -> bool:
+        """Whether it leaves out bad records and counts them in an observed metric."""
+        return False
+
     @abstractmethod
     def load(self, spark: SparkSession) -> DataFrame:
         """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
@@ -46,6 +51,15 @@ class Source(ABC):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Raise InputLostError if input from `position` on is gone. Called before each start."""
+
+    def find_bad_record(
+        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
+    ) -> tuple[str, int, int] | None:
+        """Return topic, partition and offset of an unreadable record between `start` and `end`.
+
+        Called once after a failure, to name the record; `start` is None for the first micro-batch.
+        """
+        return None
 
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the source that everything before `position` is committed in every sink.

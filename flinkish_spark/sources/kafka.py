@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
+from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
     EnvironmentFault,
     GraphError,
     InputLostError,
-    SchemaError,
 )
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import GroupCommit, KafkaAdmin, KafkaConnection
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 from flinkish_spark.sources.base import SideOutput, Source
+from flinkish_spark.sources.json_records import (
+    BAD_RECORD_MARKER,
+    DROPPED_METRIC,
+    bad_records,
+    decoded,
+    json_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,11 +37,10 @@ if TYPE_CHECKING:
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
 
-#: Opens the message of an error about a record that cannot be read or written.
-BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
-_CORRUPT = "_fs_corrupt"
-#: Name of the observed metric that counts dropped records; the source's uid follows.
-DROPPED_METRIC = "flinkish_dropped_"
+_CLOCK = SystemClock()
+#: A broker that just started may not know its topics or the end of its logs yet: so many answers
+#: in a row, so far apart, are believed.
+_LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 
 
 class StartingOffsets(enum.Enum):
@@ -122,21 +126,33 @@ class KafkaSource(Source):
                     what_to_do="leave it out",
                 )
         if isinstance(value, Json):
-            _json_schema(value)
+            json_schema(value)
 
     @cached_property
     def connection(self) -> KafkaConnection:
         """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
+    @property
+    def drops_records(self) -> bool:
+        """Whether the policy for bad records is to drop them."""
+        return isinstance(self.value, Json) and self.value.on_bad_record is OnBadRecord.DROP
+
     @cached_property
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
+    @cached_property
+    def _streams(self) -> dict[int, DataFrame]:
+        return {}
+
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession) -> DataFrame:
         """Return the stream with fields, channel and offset."""
-        return self._decoded(self._raw(spark))
+        raw = self._raw(spark)
+        if isinstance(self.value, Raw):
+            return raw
+        return decoded(raw, self.value, self.topics, (C.CHANNEL, C.SEQUENCE))
 
     def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
@@ -145,7 +161,7 @@ class KafkaSource(Source):
         if not isinstance(self.value, Json) or not isinstance(self.value.on_bad_record, DeadLetter):
             return ()
         raw = self._raw(spark)
-        bad = raw.where(_is_bad(_parsed(self.value))).select("key", "value", C.CHANNEL, C.SEQUENCE)
+        bad = bad_records(raw, self.value).select("key", "value", C.CHANNEL, C.SEQUENCE)
         sink = KafkaSink(
             self.bootstrap_servers,
             self.value.on_bad_record.topic,
@@ -155,7 +171,37 @@ class KafkaSource(Source):
         )
         return (SideOutput(f"{uid}-dead-letter", bad, sink),)
 
+    def find_bad_record(
+        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
+    ) -> tuple[str, int, int] | None:
+        """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
+        ends = end.kafka(frozenset(self.topics))
+        if not isinstance(self.value, Json) or not ends:
+            return None
+        starts = start.kafka(frozenset(self.topics)) if start is not None else {}
+        earliest = -2
+        wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
+        reader = spark.read.format("kafka").options(**self.connection.for_spark())
+        reader = reader.option("subscribe", ",".join(self.topics)).option("failOnDataLoss", "false")
+        reader = reader.option("kafka.isolation.level", "read_committed")
+        reader = reader.option("startingOffsets", json.dumps(wanted)).option(
+            "endingOffsets", json.dumps(ends)
+        )
+        found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
+        return None if found is None else (found.topic, found.partition, found.offset)
+
     def _raw(self, spark: SparkSession) -> DataFrame:
+        """Return the stream of undecoded records, the same one at each call for a session.
+
+        Spark gives equal scans of one query one source with one offset: the dead-letter stream
+        then sees the same range as the stream itself, and a job may switch policies later.
+        """
+        key = id(spark)
+        if key not in self._streams:
+            self._streams[key] = self._read(spark)
+        return self._streams[key]
+
+    def _read(self, spark: SparkSession) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self.connection.for_spark())
         reader = reader.options(**dict(self.reader_options))
         reader = reader.option("subscribe", ",".join(self.topics))
@@ -177,33 +223,6 @@ class KafkaSource(Source):
             channel.alias(C.CHANNEL),
             F.col("offset").alias(C.SEQUENCE),
         )
-
-    def _decoded(self, raw: DataFrame) -> DataFrame:
-        if isinstance(self.value, Raw):
-            return raw
-        policy = self.value.on_bad_record
-        if policy is OnBadRecord.FAIL:
-            # FAILFAST raises wherever a field is used; a second look for the check would parse
-            # every record twice. A null value parses to null, so it is refused by itself.
-            place = F.to_json(F.struct("topic", "partition", "offset"))
-            refuse = F.raise_error(F.concat(F.lit(BAD_RECORD_MARKER + " a null value at "), place))
-            checked = F.when(F.col("value").isNull(), refuse.cast("boolean")).otherwise(F.lit(True))
-            parsed = F.from_json(
-                F.col("value").cast("string"), _json_schema(self.value), {"mode": "FAILFAST"}
-            )
-            return (
-                raw.where(checked)
-                .select(parsed.alias("e"), C.CHANNEL, C.SEQUENCE)
-                .select("e.*", C.CHANNEL, C.SEQUENCE)
-            )
-        parsed = _parsed(self.value)
-        counted = raw.withColumn("e", parsed)
-        is_bad = _is_bad(F.col("e"))
-        if policy is OnBadRecord.DROP:
-            name = DROPPED_METRIC + self.topics[0]
-            counted = counted.observe(name, F.count(F.when(is_bad, 1)).alias("dropped"))
-        names = [F.col(f"e.`{n}`") for n in _json_schema(self.value).names]
-        return counted.where(~is_bad).select(*names, C.CHANNEL, C.SEQUENCE)
 
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
@@ -228,52 +247,64 @@ class KafkaSource(Source):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""
-        topics = self._admin.topics(self.topics)
-        now = {t: topics[t].topic_id or "" for t in self.topics if t in topics}
-        before = job_dir.recorded_once(f"topics-{uid}", {"topic_ids": now})["topic_ids"]
+        lost = self._loss(job_dir, uid, position)
+        for _ in range(_LOSSES_BELIEVED - 1):
+            if lost is None:
+                return
+            _CLOCK.sleep_ms(_LOSS_PAUSE_MS)
+            lost = self._loss(job_dir, uid, position)
+        if lost is not None:
+            raise lost
+
+    def _loss(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
+        found = self._admin.topics(self.topics)
         for topic in self.topics:
-            if topic not in now:
-                raise InputLostError(
-                    f"the input topic '{topic}' was deleted",
+            if topic not in found:
+                return InputLostError(
+                    f"the input topic '{topic}' was deleted" + _position_text(position, topic),
                     why="the job has not read all of it, or cannot know that it has",
                     what_to_do="restore the topic, or start a new job with a new job_dir",
                     topic=topic,
                 )
-            if before.get(topic, now[topic]) != now[topic]:
-                raise InputLostError(
-                    f"the input topic '{topic}' was deleted and created again",
-                    why="its id changed, so the offsets of the checkpoint mean other records"
-                    + self._missing(position),
+        for topic in self.topics:
+            now = {"topic_id": found[topic].topic_id or ""}
+            if job_dir.recorded_once(f"topic-{uid}-{topic}", now) != now:
+                return InputLostError(
+                    f"the input topic '{topic}' was deleted and created again"
+                    + _position_text(position, topic),
+                    why="its id changed, so the offsets of the checkpoint mean other records",
                     what_to_do="start a new job with a new job_dir, or restore the old topic",
                     topic=topic,
                 )
-        lost = self._missing(position)
-        if lost:
-            raise InputLostError(
-                f"input of source '{uid}' is gone" + lost,
-                why="Kafka's retention removed records that the job had not read",
+        gone = self._missing(position)
+        if gone:
+            return InputLostError(
+                f"input of source '{uid}' is gone: missing are the offsets {'; '.join(gone)}",
+                why="Kafka's retention removed records that the job had not read, or a log was truncated",
                 what_to_do="raise retention.ms; start a new job_dir to go on without these records",
                 uid=uid,
+                missing=gone,
             )
+        return None
 
-    def _missing(self, position: LoggedOffsets | None) -> str:
-        """Return the offsets that the job needs and Kafka no longer has, as text."""
+    def _missing(self, position: LoggedOffsets | None) -> tuple[str, ...]:
+        """Return the ranges that the job needs and Kafka no longer has, as text."""
         if position is None:
-            return ""
+            return ()
         wanted = {
             (t, p): o for t, ps in position.kafka(frozenset(self.topics)).items() for p, o in ps.items()
         }
         try:
             first, last = self._admin.beginning_offsets(wanted), self._admin.end_offsets(wanted)
         except InputLostError as error:
-            return f": {error.what}"
+            return (error.why or error.what,)
         gone = [f"{t}-{p} from {o} to {first[t, p] - 1}" for (t, p), o in wanted.items() if o < first[t, p]]
         gone += [
-            f"{t}-{p} ends at {last[t, p]}, the job was at {o}"
+            f"{t}-{p} from {last[t, p]} to {o - 1}, which the job had read"
             for (t, p), o in wanted.items()
             if o > last[t, p]
         ]
-        return ": missing are the offsets " + "; ".join(sorted(gone)) if gone else ""
+        return tuple(sorted(gone))
 
     # -- after the sinks ------------------------------------------------------------------------
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
@@ -303,6 +334,15 @@ class GroupIsActive(EnvironmentFault):
     restartable = True
 
 
+def _position_text(position: LoggedOffsets | None, topic: str) -> str:
+    """Return from where on the job still needed `topic`."""
+    if position is None:
+        return ""
+    offsets = position.kafka(frozenset({topic})).get(topic, {})
+    places = "; ".join(f"{topic}-{p} from {o} on" for p, o in sorted(offsets.items()))
+    return f": missing are the offsets {places}" if places else ""
+
+
 _RESERVED = frozenset(
     {
         "subscribe",
@@ -319,30 +359,6 @@ _RESERVED = frozenset(
 )
 
 
-def _json_schema(value: Json) -> T.StructType:
-    try:
-        schema = parse_ddl(value.schema)
-    except DdlError as error:
-        raise SchemaError("the JSON schema cannot be read", why=str(error)) from None
-    if not isinstance(schema, T.StructType):
-        raise SchemaError(
-            f"the JSON schema {value.schema!r} is not a list of fields",
-            what_to_do='write it like Json("user STRING, amount LONG")',
-        )
-    return schema
-
-
-def _parsed(value: Json) -> Column:
-    schema = T.StructType([*_json_schema(value), T.StructField(_CORRUPT, T.StringType())])
-    settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return F.from_json(F.col("value").cast("string"), schema, settings)
-
-
-def _is_bad(parsed: Column) -> Column:
-    return F.col("value").isNull() | parsed.isNull() | parsed[_CORRUPT].isNotNull()
-
-
-#: Raised by the admin client when no broker answers; re-exported for the supervisor.
 __all__ = [
     "BAD_RECORD_MARKER",
     "DROPPED_METRIC",

@@ -132,7 +132,14 @@ def main():
 
 def report(results, args):
     table = Table(title=f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys")
-    for name in ("variant", "events/s", "min-max", "events per CPU-second", "ratio to tws-row", "to tws-pandas"):
+    for name in (
+        "variant",
+        "events/s",
+        "min-max",
+        "events per CPU-second",
+        "ratio to tws-row",
+        "to tws-pandas",
+    ):
         table.add_column(name, justify="left" if name == "variant" else "right")
     rates = {v: [r["events_per_s"] for r in rs] for v, rs in results.items()}
     medians = {v: statistics.median(rs) for v, rs in rates.items()}

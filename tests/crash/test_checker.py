@@ -25,7 +25,7 @@ def test_leftovers_committed_instead_of_aborted_are_noticed(run_directory: Path)
     """The process dies with a micro-batch staged that Spark will run again."""
     run = CrashRun(run_directory, seed=2, broken="commit-leftovers")
 
-    outcome = run.run([At("spark-commit:before:2")])
+    outcome = run.run([At("spark-commit:before:1")])
 
     assert outcome.verdict.duplicated > 0, str(outcome)
     assert not outcome.verdict.is_exact

@@ -55,11 +55,12 @@ def operator(function=None, output="user STRING, total LONG, orders LONG", chann
             function=function or RunningTotal(),
             input_schema=parse_ddl("user STRING, amount LONG"),
             output_schema=parse_ddl(output),
-            key_columns=("k0",),
+            key_columns=("c0",),
             key_types=(T.StringType(),),
             input_columns=("c0", "c1"),
-            mask_columns=("m0", "m1"),
+            mask_columns=("m0",),
             upstream_channels=channels,
+            group_of_route={7: 5},
             barrier_routes={99: 1},
             origins=Origins(("orders",)),
         )
@@ -69,14 +70,11 @@ def operator(function=None, output="user STRING, total LONG, orders LONG", chann
 def frame(rows, channel=0, start=0):
     return pd.DataFrame(
         {
-            C.GROUP: np.int32(5),
             C.CHANNEL: np.int64(channel),
             C.SEQUENCE: np.arange(start, start + len(rows), dtype=np.int64),
             "m0": [1 if u is None else 0 for u, _ in rows],
-            "m1": [1 if u is None else 0 for u, _ in rows],
             "c0": [u or "" for u, _ in rows],
             "c1": [a for _, a in rows],
-            "k0": [u or "" for u, _ in rows],
         }
     )
 
@@ -108,7 +106,7 @@ def test_large_integers_survive_beside_nulls():
 
 
 def barrier(channels, checkpoints=(3,)):
-    return pd.DataFrame({C.CHANNEL: channels, C.CHECKPOINT: list(checkpoints) * len(channels)})
+    return pd.DataFrame({C.CHANNEL: channels, C.SEQUENCE: list(checkpoints) * len(channels)})
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_a_barrier_passes_only_when_every_channel_showed_it_once(channels, passe
     assert len(out) == passes
     if passes:
         assert out[0][C.KIND].tolist() == [1]
-        assert (out[0][C.CHECKPOINT][0], out[0][C.CHANNEL][0]) == (3, 1)
+        assert (out[0][C.SEQUENCE][0], out[0][C.CHANNEL][0]) == (3, 1)
 
 
 def test_a_failing_function_names_the_record():

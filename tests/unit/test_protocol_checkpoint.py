@@ -11,7 +11,14 @@ from flinkish_spark.protocol.checkpoint import (
     PendingCheckpoint,
     transition_table,
 )
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, OwnerEpoch, TransactionalId, checked_name
+from flinkish_spark.protocol.ids import (
+    BatchId,
+    CheckpointId,
+    JobUuid,
+    OwnerEpoch,
+    TransactionalId,
+    checked_name,
+)
 from flinkish_spark.protocol.records import Barrier, SinkAck, TaskAck
 from flinkish_spark.protocol.restart import (
     ExponentialDelay,
@@ -52,7 +59,9 @@ def test_a_decided_checkpoint_never_expires():
     assert not pending.is_expired(9, timeout_ms=10)
     assert pending.is_expired(10, timeout_ms=10)
     decided = (
-        pending.acknowledged_by(BatchId(4)).on(CheckpointEvent.COMMIT_LOG_READ).on(CheckpointEvent.DECISION_WON)
+        pending.acknowledged_by(BatchId(4))
+        .on(CheckpointEvent.COMMIT_LOG_READ)
+        .on(CheckpointEvent.DECISION_WON)
     )
     assert decided.batch == BatchId(4)
     assert not decided.is_expired(10_000, timeout_ms=10)

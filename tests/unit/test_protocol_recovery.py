@@ -33,7 +33,9 @@ def staged(batch, dead="", attempt=1):
 
 
 def facts(offsets=(), commits=(), done=(), files=(), rewind=False, swept=True):
-    return RecoveryFacts(rewind, Lineage(0), batches(*offsets), batches(*commits), tuple(done), tuple(files), swept)
+    return RecoveryFacts(
+        rewind, Lineage(0), batches(*offsets), batches(*commits), tuple(done), tuple(files), swept
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,13 @@ import threading
 
 import pytest
 
-from flinkish_spark.errors import CorruptObjectError, FencedError, JobDirError, OwnedElsewhereError, StoreError
+from flinkish_spark.errors import (
+    CorruptObjectError,
+    FencedError,
+    JobDirError,
+    OwnedElsewhereError,
+    StoreError,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.envelope import EnvelopeError, NewerFormatError, seal, unseal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
@@ -43,7 +49,9 @@ STAGED = StagedBatch(
     (Committable("kafka", {"transactional_id": "x", "producer_id": 2**40}),),
     (4,),
 )
-DECISION = Decision(CheckpointId(1), Verdict.COMMIT, OwnerEpoch(1), 5, "", Lineage(0), (STAGED,), "v1", "v2", ("a",))
+DECISION = Decision(
+    CheckpointId(1), Verdict.COMMIT, OwnerEpoch(1), 5, "", Lineage(0), (STAGED,), "v1", "v2", ("a",)
+)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ final class StageOptions implements Serializable {
     result.put("batch.size", "262144");
     result.put("buffer.memory", "67108864");
     result.put("compression.type", "none");
+    // The client waits this long after every coordinator look-up, so each transaction pays it; the default is 100.
+    result.put("retry.backoff.ms", "10");
     result.put("max.request.size", Long.toString(Math.max(DEFAULT_MAX_REQUEST_BYTES, maxRecordBytes + REQUEST_SLACK_BYTES)));
     result.putAll(user);
     result.put("acks", "all");

@@ -1,0 +1,102 @@
+"""JSON values of a Kafka source: what counts as bad, and what each policy makes of it.
+
+Spark's parser alone is too kind: an empty value becomes a record of nulls, text behind the object
+is ignored, and bytes that are no UTF-8 are replaced. So the outside of a value is checked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import SchemaError
+from flinkish_spark.formats import Json, OnBadRecord
+from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+
+#: Opens the message of an error about a record that cannot be read or written.
+BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
+#: The same for an input value that is no JSON object; the record's place follows as JSON.
+UNREADABLE_MARKER = "[FLINKISH_UNREADABLE_RECORD]"
+#: Name of the observed metric that counts dropped records; the source's topics follow.
+DROPPED_METRIC = "flinkish_dropped_"
+_CORRUPT = "_fs_corrupt"
+_PARSED = "_fs_parsed"
+_WHITESPACE = " \t\r\n"
+#: JSON has no single quotes; Spark allows them unless told otherwise.
+_STRICT = {"allowSingleQuotes": "false"}
+
+
+def json_schema(value: Json) -> T.StructType:
+    """Return the declared fields.
+
+    Raises
+    ------
+    SchemaError
+        The declaration is no list of fields.
+    """
+    try:
+        schema = parse_ddl(value.schema)
+    except DdlError as error:
+        raise SchemaError("the JSON schema cannot be read", why=str(error)) from None
+    if not isinstance(schema, T.StructType):
+        raise SchemaError(
+            f"the JSON schema {value.schema!r} is not a list of fields",
+            what_to_do='write it like Json("user STRING, amount LONG")',
+        )
+    return schema
+
+
+def decoded(raw: DataFrame, value: Json, topics: Sequence[str], kept: Sequence[str]) -> DataFrame:
+    """Return the fields of each good record and the columns `kept`, under the value's policy.
+
+    Parameters
+    ----------
+    raw
+        Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
+    """
+    if value.on_bad_record is OnBadRecord.FAIL:
+        # FAILFAST raises wherever a field is used; a second look for the check would parse every
+        # record twice. What it lets through is refused by the look at the outside.
+        place = F.to_json(F.struct("topic", "partition", "offset"))
+        message = F.concat(F.lit(UNREADABLE_MARKER), place)
+        checked = F.when(_is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        parsed = F.from_json(_text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
+        return raw.where(checked).select(parsed.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
+    counted = raw.withColumn(_PARSED, _parsed(value))
+    is_bad = _is_bad(F.col(_PARSED))
+    if value.on_bad_record is OnBadRecord.DROP:
+        name = DROPPED_METRIC + "_".join(topics)
+        counted = counted.observe(name, F.count(F.when(is_bad, 1)).alias("dropped"))
+    names = [F.col(f"{_PARSED}.`{name}`") for name in json_schema(value).names]
+    return counted.where(~is_bad).select(*names, *kept)
+
+
+def bad_records(raw: DataFrame, value: Json) -> DataFrame:
+    """Return the rows of `raw` whose value is not a JSON object of the declared schema."""
+    return raw.where(_is_bad(_parsed(value)))
+
+
+def _text() -> Column:
+    return F.col("value").cast("string")
+
+
+def _is_object() -> Column:
+    """Whether a value looks like one JSON object from outside; false for null."""
+    text = _text()
+    trimmed = F.trim(text, F.lit(_WHITESPACE))
+    # The second half copies the value, so it is only for those that the first does not settle.
+    braced = (text.startswith("{") & text.endswith("}")) | (trimmed.startswith("{") & trimmed.endswith("}"))
+    return F.coalesce(braced & F.is_valid_utf8(text), F.lit(False))
+
+
+def _parsed(value: Json) -> Column:
+    schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
+    settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
+    return F.from_json(_text(), schema, settings)
+
+
+def _is_bad(parsed: Column) -> Column:
+    return ~_is_object() | parsed.isNull() | parsed[_CORRUPT].isNotNull()

@@ -1,0 +1,152 @@
+"""What several job tests share: a small job, its input, and what readers of its sinks see."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from flinkish_spark import (
+    CheckpointConfig,
+    FixedDelay,
+    Json,
+    KafkaSource,
+    KeyedProcessFunction,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+
+if TYPE_CHECKING:
+    from flinkish_spark import JobClient
+
+ORDER = "user STRING, amount LONG"
+TOTAL = "user STRING, total LONG"
+
+
+class RunningTotal(KeyedProcessFunction):
+    """Emits, for every order, its user's total so far."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "LONG"))
+
+    def process_element(self, order, ctx):
+        total = (self.total.value() or 0) + order.amount
+        self.total.update(total)
+        yield order.user, total
+
+
+def environment(spark, job_dir: Path, **settings: Any) -> StreamExecutionEnvironment:
+    """An environment with quick checkpoints, under settings that the test may replace."""
+    defaults = {
+        "job": "orders",
+        "checkpoint": CheckpointConfig(interval_ms=500),
+        "restart_strategy": FixedDelay(attempts=5, delay_ms=100),
+    }
+    return StreamExecutionEnvironment(spark, job_dir=str(job_dir), **{**defaults, **settings})
+
+
+def orders_source(servers: str, topic: str, **settings: Any) -> KafkaSource:
+    return KafkaSource(servers, [topic], **{"value": Json(ORDER), **settings})
+
+
+def order(user: str | None, amount: int = 1) -> bytes:
+    return json.dumps({"user": user, "amount": amount}).encode()
+
+
+def produce(servers: str, topic: str, values: Iterable[bytes | None], **where: Any) -> None:
+    producer = KafkaProducer(bootstrap_servers=servers, linger_ms=5)
+    for sent in [producer.send(topic, value=value, **where) for value in values]:
+        sent.get(timeout=30)
+    producer.close()
+
+
+def read_committed(servers: str, topic: str) -> list[Any]:
+    """Every record that a read_committed reader sees now, in partition order."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
+    consumer.assign(places)
+    consumer.seek_to_beginning(*places)
+    ends, records, quiet = consumer.end_offsets(places), [], 0
+    # Behind the last record may be markers, which do not move the position: silence ends it too.
+    while quiet < 4 and any(consumer.position(p) < ends[p] for p in places):
+        batches = consumer.poll(timeout_ms=500)
+        quiet = 0 if batches else quiet + 1
+        for batch in batches.values():
+            records += batch
+    consumer.close()
+    return sorted(records, key=lambda r: (r.partition, r.offset))
+
+
+def totals_in(servers: str, topic: str) -> Counter[tuple[str | None, int]]:
+    rows = (json.loads(record.value) for record in read_committed(servers, topic))
+    return Counter((row["user"], row["total"]) for row in rows)
+
+
+def expected_totals(amounts: Mapping[str | None, list[int]]) -> Counter[tuple[str | None, int]]:
+    """What RunningTotal emits for each user's amounts, in their order."""
+    return Counter((user, sum(all_[: n + 1])) for user, all_ in amounts.items() for n in range(len(all_)))
+
+
+def read_delta(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Delta table, by its log and not by its folder."""
+    files: dict[str, None] = {}
+    for entry in sorted((path / "_delta_log").glob("*.json")):
+        for action in map(json.loads, entry.read_text().splitlines()):
+            if "add" in action:
+                files[action["add"]["path"]] = None
+            if "remove" in action:
+                files.pop(action["remove"]["path"], None)
+    return [row for name in files for row in pq.read_table(path / name).to_pylist()]
+
+
+def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float = 90) -> None:
+    """Wait until the condition holds while the job lives; a job that failed raises here."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert not client.wait(timeout_ms=200), "the job ended"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s; {client.progress}"
+
+
+def run_until(env: StreamExecutionEnvironment, condition: Callable[[JobClient], Any]) -> JobClient:
+    """Run the job until the condition holds, stop it with a checkpoint, and return its client."""
+    client = env.execute_async()
+    try:
+        await_that(lambda: condition(client), client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000), "the job did not stop"
+    finally:
+        end(client)
+    return client
+
+
+def failure_of(env: StreamExecutionEnvironment, timeout_ms: int = 120_000) -> Exception:
+    """Run the job until it fails and return the error."""
+    client = env.execute_async()
+    try:
+        ended = client.wait(timeout_ms)
+    except Exception as error:
+        return error
+    finally:
+        end(client)
+    raise AssertionError(f"the job {'ended' if ended else 'runs'} without an error; {client.progress}")
+
+
+def end(client: JobClient) -> None:
+    """Cancel whatever still runs; its own failure was or will be reported by `wait`."""
+    client.cancel()
+    client._thread.join(60)
+
+
+def rows(client: JobClient, sink: str) -> int:
+    return client.progress.rows_by_sink.get(sink, 0)

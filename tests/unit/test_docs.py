@@ -1,0 +1,88 @@
+"""The documents say what is there: the generated table, links, paths, names of tests, the notebooks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.protocol.checkpoint import transition_table
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+#: A path in backticks is checked if it begins with one of these.
+FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)(?:::([A-Za-z0-9_]+))?`")
+
+
+def text_of(document: Path) -> str:
+    """Return the document without its code blocks."""
+    return _CODE_BLOCK.sub("", document.read_text(encoding="utf-8"))
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", text_of(document), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def names(documents: list[Path]) -> list[str]:
+    return [str(document.relative_to(ROOT)) for document in documents]
+
+
+def test_the_transition_table_is_the_code_s() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition("<!-- transition-table -->\n")
+    table, _, _ = rest.partition("\n<!-- /transition-table -->")
+    assert table == transition_table()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for link in _LINK.findall(text_of(document)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_paths_and_tests_that_are_named_exist(document: Path) -> None:
+    missing = []
+    for path, function in _PATH.findall(text_of(document)):
+        if path.split("/")[0] not in FOLDERS:
+            continue
+        target = ROOT / path
+        if not target.exists():
+            missing.append(path)
+        elif function and f"def {function}(" not in target.read_text(encoding="utf-8"):
+            missing.append(f"{path}::{function}")
+    assert not missing
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in names(DOCUMENTS[:]) if name != "README.md" and f"({name})" not in readme]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebooks_are_clean(notebook: Path) -> None:
+    """Valid Python, no stored output, and nothing in them that the package should own."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    for cell in content["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert not cell["outputs"] and cell["execution_count"] is None
+        assert len(cell["source"]) <= 25
+        ast.parse("".join(cell["source"]))
