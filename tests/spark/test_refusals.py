@@ -148,7 +148,7 @@ def test_a_job_without_a_sink(spark, job_dir) -> None:
 
 def test_a_uid_used_twice(spark, job_dir, tmp_path) -> None:
     for uids in [("a", "a", "b"), ("a", "b", "a"), ("a", "b", "b")]:
-        with pytest.raises(GraphError, match="is used twice.*To do: give every source"):
+        with pytest.raises(GraphError, match=r"is used twice.*To do: give every source"):
             totals_job(spark, job_dir, tmp_path / "table", uids=uids)
 
 
@@ -202,7 +202,7 @@ def test_a_function_that_cannot_be_serialised(spark, job_dir) -> None:
     for function in (HoldsALock(), HoldsASession(spark)):
         env = environment(spark, job_dir)
         keyed = env.from_dataframe(ticks(spark), uid="ticks").key_by("user")
-        with pytest.raises(UserFunctionError, match="'totals' cannot be sent.*To do: .*open\\(\\)"):
+        with pytest.raises(UserFunctionError, match=r"'totals' cannot be sent.*To do: .*open\(\)"):
             keyed.process(function, output=TOTAL, uid="totals")
     assert not job_dir.exists()
 
