@@ -30,11 +30,12 @@ from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog
 from flinkish_spark.runtime.steps import Observer, Step
 from flinkish_spark.sinks.base import Committer
+from flinkish_spark.store import CreateResult
 
 LOG = logging.getLogger(__name__)
 _TICK_SECONDS = 0.02
 #: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
-#: after which no more are admitted: Spark purges its log behind 100 micro-batches.
+#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
 BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
 
 
@@ -98,8 +99,15 @@ class CheckpointCoordinator(threading.Thread):
         self._staged.put(staged)
 
     def must_wait(self) -> bool:
-        """Whether too many micro-batches are undecided to admit another."""
-        return len(self._undecided) >= BACKLOG_LIMIT and self.failure is None
+        """Whether to hold back a micro-batch: too many are undecided, and it can carry no barrier.
+
+        While a barrier is on its way nothing is held back, or the checkpoint that would clear the
+        backlog could never complete.
+        """
+        pending = self._pending
+        awaits_barrier = pending is not None and pending.state is CheckpointState.TRIGGERED
+        staged = len(self._undecided) + self._staged.qsize()
+        return staged >= BACKLOG_LIMIT and not awaits_barrier and self.failure is None
 
     def trigger_final(self) -> None:
         """Take one more checkpoint and hold back everything behind its barrier."""
@@ -220,9 +228,9 @@ class CheckpointCoordinator(threading.Thread):
         parts.observer.before(Step.DECISION, str(decision.checkpoint))
         # DECISION POINT: with this create the checkpoint is complete and must be finished by
         # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
-        created = parts.job_dir.create_decision(decision).name == "CREATED"
+        created = parts.job_dir.create_decision(decision)
         parts.observer.after(Step.DECISION, str(decision.checkpoint))
-        if not created:
+        if created is CreateResult.EXISTS:
             parts.ownership.check()
             raise FencedError(
                 f"checkpoint {decision.checkpoint} was decided by somebody else",
@@ -317,11 +325,11 @@ class CheckpointCoordinator(threading.Thread):
     def _sweep(self) -> None:
         """Abort what failed task attempts left open: it hides later records from readers."""
         kept: list[Committable] = [c for s in self._undecided for c in s.committables]
-        # Blocks that no staged file names yet belong to the micro-batch that runs now.
-        running = self._parts.blocks.leased - {b for s in self._undecided for b in s.blocks}
+        staged = {b for s in self._undecided for b in s.blocks}
         for committer in self._parts.committers.values():
             try:
-                committer.sweep(kept, running)
+                # Blocks that no staged file names yet belong to the micro-batch that runs now.
+                committer.sweep(kept, lambda: self._parts.blocks.leased - staged)
             except EnvironmentFault as fault:
                 if not fault.restartable:
                     raise

@@ -60,6 +60,11 @@ class JobDir:
                 )
         return JobUuid(recorded["uuid"]), recorded
 
+    def known_uuid(self) -> JobUuid | None:
+        """Return the uuid of a job that has started here before; None before its first start."""
+        recorded: dict[str, Any] | None = self._optional(JOB_KEY, "job", dict)
+        return None if recorded is None else JobUuid(recorded["uuid"])
+
     def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
         key = f"facts/{name}.json"

@@ -12,7 +12,7 @@ import enum
 import os
 import uuid
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Protocol
 
 from flinkish_spark.errors import StoreError
 
@@ -126,6 +126,10 @@ class LocalStore:
             target.unlink(missing_ok=True)
             if target.parent.is_dir():
                 self._sync_directory(target.parent)
+            if target.parent != self.root:
+                # Folders have no life of their own in an object store, so they get none here.
+                with contextlib.suppress(OSError):
+                    target.parent.rmdir()
         except OSError as error:
             raise self._failed("delete", key, error) from error
 
@@ -133,10 +137,9 @@ class LocalStore:
         return self.root / _checked(key)
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
-        self._make_directories(target.parent)
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
         try:
-            with open(temporary, "xb") as file:
+            with self._open_new(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -145,6 +148,14 @@ class LocalStore:
                 os.unlink(temporary)
             raise
         return temporary
+
+    def _open_new(self, path: Path) -> IO[bytes]:
+        for _ in range(3):
+            self._make_directories(path.parent)
+            # Another thread may delete the last object of the folder, and so the folder, just now.
+            with contextlib.suppress(FileNotFoundError):
+                return open(path, "xb")
+        return open(path, "xb")
 
     def _make_directories(self, folder: Path) -> None:
         if folder.is_dir():

@@ -180,10 +180,16 @@ class DeltaTables:
         except _FROM_THE_JVM as error:
             raise _translated(error) from error
 
-    def table_schema_json(self, path: str) -> str:
-        """Return the table's schema as JSON, or an empty string if there is no table."""
-        snapshot = self._log(path).unsafeVolatileSnapshot()
-        return "" if snapshot.version() < 0 else str(snapshot.metadata().schemaString())
+    def why_unfit(self, path: str, staged: Mapping[str, Any]) -> str:
+        """Return why the table would refuse a staged set now; empty if it would take it."""
+        transaction = self._log(path).startTransaction()
+        if transaction.readVersion() < 0:
+            return ""
+        try:
+            self._check_metadata(transaction, [staged])
+        except DeltaRefused as refused:
+            return str(refused)
+        return ""
 
     def _check_metadata(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
         current = json.loads(transaction.metadata().json())["metaData"]

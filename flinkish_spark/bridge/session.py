@@ -68,11 +68,13 @@ def is_gateway_gone(error: BaseException) -> bool:
 
 def describe_failure(error: BaseException) -> str:
     """Return the text of an exception with everything the JVM says caused it."""
-    parts = [str(error)]
+    # Behind this line Spark prints the whole plan, with every literal of ours in it.
+    plan = "=== Streaming Query ==="
+    parts = [str(error).split(plan, 1)[0]]
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while java is not None and len(parts) < 12:
         try:
-            parts.append(str(java.toString()))
+            parts.append(str(java.toString()).split(plan, 1)[0])
             java = java.getCause()
         except Exception:  # the JVM may be gone; what was read so far is still useful
             break

@@ -142,14 +142,25 @@ def _empty(transport: _Transport, schema: T.StructType) -> list[tuple[str, Colum
     return [(f.name, _send(F.lit(None).cast(f.dataType), f.dataType)) for f in schema]
 
 
+#: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
+_UNFIT_KEYS = (
+    T.ArrayType,
+    T.MapType,
+    T.StructType,
+    T.FloatType,
+    T.DoubleType,
+    T.VariantType,
+)
+
+
 def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
     fields = tagged.select(*keys).schema.fields
     for field in fields:
-        if isinstance(field.dataType, T.MapType | T.FloatType | T.DoubleType | T.VariantType):
+        if isinstance(field.dataType, _UNFIT_KEYS):
             raise GraphError(
                 f"operator '{node.uid}' is keyed by {field.name}, a {field.dataType.simpleString()}",
-                why="values of that type are not equal to themselves reliably",
-                what_to_do="key by a string, a whole number, a date, a timestamp or a decimal",
+                why="values of that type cannot be compared reliably",
+                what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
             )
     return fields
 

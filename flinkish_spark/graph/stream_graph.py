@@ -98,20 +98,10 @@ class StreamGraph:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
             )
-        for sink in self.sinks:
-            topics = {t for source in self.sources for t in source.source.topics}
-            both = sorted(topics & set(sink.sink.topics))
-            if both:
-                raise GraphError(
-                    f"the topic '{both[0]}' is read and written by the same job",
-                    why="the job would feed itself for ever",
-                    what_to_do=f"let the sink '{sink.uid}' write another topic",
-                    topic=both[0],
-                )
 
 
-def source_of(node: StreamNode) -> SourceNode:
-    """Return the source that a node's records come from."""
-    while not isinstance(node, SourceNode):
+def base_of(node: StreamNode) -> str:
+    """Return the uid of the operator or source that a stream's plan begins with."""
+    while isinstance(node, TransformNode):
         node = node.parent
-    return node
+    return node.uid

@@ -257,6 +257,12 @@ class KafkaAdmin:
             except BrokerUnavailableError as unanswered:
                 lost = unanswered
                 continue
+            except AuthorizationError as refused:
+                # Without DESCRIBE on the id already the question for its coordinator is refused.
+                if getattr(refused.__cause__, "errno", 0) != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                    raise
+                code = int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                break
             if code not in UNSETTLED:
                 break
         if lost is not None:
@@ -267,8 +273,10 @@ class KafkaAdmin:
             raise self._timeout_too_long(timeout_ms)
         if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise AuthorizationError(
-                f"Kafka refuses this principal the transactional id {transactional_id!r}: it needs an ACL "
-                "that allows WRITE and DESCRIBE on transactional ids with the prefix 'flinkish-'",
+                f"Kafka refuses this principal the transactional id {transactional_id!r}",
+                why="every transaction of a Kafka sink needs one",
+                what_to_do="add an ACL that allows WRITE and DESCRIBE on transactional ids with the "
+                "prefix 'flinkish-'",
                 code=code,
             )
         if code in UNSETTLED:

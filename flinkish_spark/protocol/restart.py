@@ -12,7 +12,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """Monotonic times of the failures since the job last ran well, oldest first."""
+    """What went wrong so far.
+
+    Parameters
+    ----------
+    failures_ms
+        Monotonic times of the last failures, oldest first; kept when the job runs well again,
+        since a failure rate is counted over time.
+    attempts
+        Failures in a row since the job last ran well.
+    """
 
     failures_ms: tuple[int, ...] = ()
     attempts: int = 0
@@ -23,7 +32,7 @@ class RestartHistory:
 
     def ran_well(self) -> RestartHistory:
         """Return the history after enough progress to forget earlier failures."""
-        return RestartHistory()
+        return replace(self, attempts=0)
 
 
 @dataclass(frozen=True, slots=True)

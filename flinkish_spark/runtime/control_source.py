@@ -20,6 +20,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from flinkish_spark.protocol.ids import CheckpointId
 
 FORMAT_NAME = "flinkish-control"
+#: Key of the checkpoint id in the offset; no Kafka topic can have this name.
+OFFSET_KEY = "flinkish:checkpoint"
 _SCHEMA = "checkpoint BIGINT"
 
 
@@ -55,7 +57,7 @@ class ControlReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the state before the first checkpoint."""
-        return {"checkpoint": 0}
+        return {OFFSET_KEY: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         """Return the offered checkpoint, or `start` while nothing newer is offered."""
@@ -63,12 +65,12 @@ class ControlReader(DataSourceStreamReader):
             offered = int(json.loads(Path(self._path).read_text(encoding="utf-8"))["checkpoint"])
         except FileNotFoundError:
             return start
-        return {"checkpoint": max(int(start["checkpoint"]), offered)}
+        return {OFFSET_KEY: max(int(start[OFFSET_KEY]), offered)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return one partition if the checkpoint rose; only the newest id gets a barrier."""
-        if int(end["checkpoint"]) > int(start["checkpoint"]):
-            return [_BarrierPartition(int(end["checkpoint"]))]
+        if int(end[OFFSET_KEY]) > int(start[OFFSET_KEY]):
+            return [_BarrierPartition(int(end[OFFSET_KEY]))]
         return []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:

@@ -16,7 +16,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from flinkish_spark.errors import EnvironmentFault, FlinkishError, InternalError
+from flinkish_spark.errors import EnvironmentFault, InternalError
 from flinkish_spark.graph.planner import PlannedSink, select_sink_rows
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
@@ -186,8 +186,3 @@ class EpochWriter:
                     why="the micro-batch was evaluated twice with different results",
                     what_to_do="make functions deterministic: no clock, no unseeded random",
                 )
-
-
-def unwrap(error: BaseException | None) -> FlinkishError | None:
-    """Return the typed error of a failed micro-batch, if it was one of ours."""
-    return error if isinstance(error, FlinkishError) else None

@@ -130,14 +130,16 @@ class _OpenedFunction:
 
     def load(self, stored: bytes | None) -> None:
         """Make a key group's stored state the current one."""
-        entries = decode_states(self.layouts, stored) if stored else {}
+        entries = decode_states(self.spec.uid, self.layouts, stored) if stored else {}
         for name, state in self.states.items():
             state._load(entries.get(name, {}))
         self.scope.is_dirty = False
 
     def dump(self) -> bytes:
         """Return the current key group's state."""
-        return encode_states(self.layouts, {name: s._dump() for name, s in self.states.items()})
+        return encode_states(
+            self.spec.uid, self.layouts, {name: s._dump() for name, s in self.states.items()}
+        )
 
 
 def _arrow_types_of(ddl: str) -> list[pa.DataType]:

@@ -4,9 +4,9 @@ Taking over has four steps, and this order is the fence:
 
 1. the lock: refused while the process that holds it lives, whatever it is doing;
 2. the owner epoch, by create-if-absent: of two newcomers one wins;
-3. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
-   writes into a folder that is no longer there;
-4. the next checkpoint id is sealed with ABORT: a zombie that has not decided it never can.
+3. the next checkpoint id is sealed with ABORT: a zombie that has not decided it never can;
+4. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
+   writes into a folder that is no longer there (`spark_log.fence_spark_folder`).
 
 Only after that does the new owner read facts or abort anything.
 """
@@ -125,12 +125,13 @@ def seal_next_checkpoint(ownership: Ownership, clock: Clock) -> CheckpointId:
     while True:
         known = job_dir.decided_ids()
         checkpoint = known[-1].next() if known else CheckpointId(1)
-        abort = Decision(
-            checkpoint,
-            Verdict.ABORT,
-            ownership.epoch,
-            clock.wall_ms(),
-            reason=f"sealed by owner {ownership.epoch} when it took the job over",
-        )
-        if job_dir.create_decision(abort) is CreateResult.CREATED:
+        # A folder without a decision belongs to somebody who was cut off in the middle of one.
+        for unfinished in (c for c in known if job_dir.decision(c) is None):
+            job_dir.create_decision(_sealed(unfinished, ownership, clock))
+        if job_dir.create_decision(_sealed(checkpoint, ownership, clock)) is CreateResult.CREATED:
             return checkpoint
+
+
+def _sealed(checkpoint: CheckpointId, ownership: Ownership, clock: Clock) -> Decision:
+    reason = f"sealed by owner {ownership.epoch} when it took the job over"
+    return Decision(checkpoint, Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)

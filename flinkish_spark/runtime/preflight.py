@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlparse
 from flinkish_spark.bridge import probe, stateful_parts
 from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.planner import PlannedJob, Planner
+from flinkish_spark.graph.stream_graph import base_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
@@ -48,7 +49,9 @@ def check_before_start(
     _check_loops(graph, planned)
     _check_delta_paths(planned)
     for sink in planned.sinks:
-        context = SinkContext(_NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint)
+        context = SinkContext(
+            job_dir.known_uuid() or _NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint
+        )
         sink.sink.preflight(spark, context)
 
 
@@ -74,6 +77,10 @@ def fixed_settings(spark: SparkSession, graph: StreamGraph, settings: JobSetting
         "shuffle_partitions": settings.shuffle_partitions,
         "sources": [node.uid for node in graph.sources],
         "max_parallelism": {node.uid: node.max_parallelism for node in graph.operators},
+        # Spark finds state and offsets by position in the plan, and the plan follows the streams
+        # in the order in which sinks read them.
+        "operators": [node.uid for node in graph.operators],
+        "streams": list(dict.fromkeys(base_of(sink.parent) for sink in graph.sinks)),
     }
 
 
@@ -120,7 +127,17 @@ def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
 
 
 def _check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Refuse a topic that is read and written; dead-letter topics count as written."""
+    """Refuse a topic that is read twice, or read and written; dead letters count as written."""
+    by_topic: dict[str, str] = {}
+    for node in graph.sources:
+        for topic in node.source.topics:
+            if by_topic.setdefault(topic, node.uid) != node.uid:
+                raise GraphError(
+                    f"the sources '{by_topic[topic]}' and '{node.uid}' read the same topic '{topic}'",
+                    why="their offsets could not be told apart in Spark's log",
+                    what_to_do="read it once and use the stream twice",
+                    topic=topic,
+                )
     read = {topic for node in graph.sources for topic in node.source.topics}
     for sink in planned.sinks:
         both = sorted(read & set(sink.sink.topics))

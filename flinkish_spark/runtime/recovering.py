@@ -185,7 +185,7 @@ class Recovery:
     def _sweep(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
         kept = [c for s in staged.values() for c in s.committables]
         for committer in self._committers.values():
-            count = self._patiently(partial(committer.sweep, kept, frozenset()))
+            count = self._patiently(partial(committer.sweep, kept, frozenset))
             if count:
                 LOG.info("aborted %s leftover transactions, as expected after a crash", count)
 

@@ -1,7 +1,8 @@
 """How the state of one key group is stored: typed Arrow tables in a checked frame.
 
-Frame: magic, version, number of sections; then per state its name, length, CRC32 and an Arrow
-IPC stream with the columns ``key_0..key_n`` and ``value_0..value_m``. Everything is typed, so a
+Frame: magic, version, number of sections; then per section its name, length, CRC32 and payload.
+The first section holds the operator's uid, so that state never reaches another operator; each
+further one is a state's Arrow IPC stream with the columns ``key_0..key_n`` and ``value_0..value_m``. Everything is typed, so a
 changed declaration is found when the state is read, and reading never runs code: no pickle.
 """
 
@@ -20,6 +21,8 @@ from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 _MAGIC = b"FSKS"
 _VERSION = 1
 _HEAD = struct.Struct("<4sBH")
+#: Name of the section with the operator's uid; no state can have it.
+_OWNER = ""
 _SECTION = struct.Struct("<HQI")
 
 
@@ -46,31 +49,36 @@ class StateLayout:
 Entries = Mapping[Any, Any]
 
 
-def encode_states(layouts: Sequence[StateLayout], entries: Mapping[str, Entries]) -> bytes:
-    """Return the state value of a key group.
+def encode_states(uid: str, layouts: Sequence[StateLayout], entries: Mapping[str, Entries]) -> bytes:
+    """Return the state value of a key group of operator `uid`.
 
     Raises
     ------
     StateCodecError
         A value does not fit its declared type; the message names state, column and type.
     """
-    parts = [_HEAD.pack(_MAGIC, _VERSION, len(layouts))]
-    for layout in layouts:
-        payload = _encode_section(layout, entries[layout.name])
-        name = layout.name.encode("utf-8")
+    sections = [(_OWNER, uid.encode("utf-8"))]
+    sections += [(layout.name, _encode_section(layout, entries[layout.name])) for layout in layouts]
+    parts = [_HEAD.pack(_MAGIC, _VERSION, len(sections))]
+    for text, payload in sections:
+        name = text.encode("utf-8")
         parts += [_SECTION.pack(len(name), len(payload), zlib.crc32(payload)), name, payload]
     return b"".join(parts)
 
 
-def decode_states(layouts: Sequence[StateLayout], data: bytes) -> dict[str, dict[Any, Any]]:
+def decode_states(uid: str, layouts: Sequence[StateLayout], data: bytes) -> dict[str, dict[Any, Any]]:
     """Return the entries of every declared state; a state that was never stored is empty.
 
     Raises
     ------
     StateCodecError
-        The frame is damaged, or a stored state has other types than its declaration.
+        The frame is damaged, belongs to another operator, or a stored state has other types than
+        its declaration.
     """
     sections = _split(data)
+    owner = bytes(sections.pop(_OWNER, b"")).decode("utf-8", "replace")
+    if owner != uid:
+        raise StateCodecError(f"the state value belongs to operator {owner!r}, not to {uid!r}")
     known = {layout.name for layout in layouts}
     unknown = sorted(sections.keys() - known)
     if unknown:

@@ -94,7 +94,6 @@ class Supervisor:
         self._dropped, self._dropped_by_sinks = DroppedRecords(), 0
         self.history = RestartHistory()
         self.progress = JobProgress()
-        self.on_confirmed_hooks: list[object] = []
 
     # -- called by other threads ----------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
@@ -144,6 +143,8 @@ class Supervisor:
                     return
                 except Exception as error:
                     self._survive(classify(error), inputs)
+                    # A zombie must not seal the id that the newer owner is about to decide.
+                    ownership.check()
                     # The id that was pending is never used again, whatever became of its barrier.
                     seal_next_checkpoint(ownership, settings.clock)
                     self._blocks.forget()
@@ -295,7 +296,7 @@ class Supervisor:
         kept = [c for s in staged for c in s.committables]
         for committer in committers.values():
             try:
-                committer.sweep(kept, frozenset())
+                committer.sweep(kept, frozenset)
             except EnvironmentFault as fault:
                 LOG.warning("leftovers are swept by the next start: %s", fault)
 

@@ -132,8 +132,15 @@ class Committer(ABC):
             The system cannot be asked now; nothing is concluded.
         """
 
-    def sweep(self, kept: Sequence[Committable], running_blocks: frozenset[int]) -> int:
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Abort what this job left open and neither `kept` nor a running micro-batch names.
+
+        Parameters
+        ----------
+        kept
+            Committables of all sinks that are still to be decided.
+        running_blocks
+            Asked after the leftovers were listed: what was leased since then is not among them.
 
         Returns
         -------

@@ -26,6 +26,7 @@ from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 #: Control columns in front of the fields, see StageRequest.
 _CONTROL_WIDTH = 4
 
@@ -41,7 +42,8 @@ class DeltaSink(Sink):
     partition_by
         Partition columns.
     options
-        Options of Delta's writer, such as ``{"mergeSchema": "true"}``.
+        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Options that change
+        the table's schema are refused: a decided checkpoint could then be refused by the table.
 
     Examples
     --------
@@ -54,6 +56,13 @@ class DeltaSink(Sink):
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in self.options:
+            if name.lower() in _SCHEMA_OPTIONS:
+                raise ConfigError(
+                    f"the Delta option '{name}' cannot be used",
+                    why="the schema of the table must be the same at staging and at commit",
+                    what_to_do="change the table with ALTER TABLE while the job is stopped",
+                )
         if (
             "://" not in self.path
             and not self.path.startswith("file:")
@@ -79,7 +88,7 @@ class DeltaSink(Sink):
             raise SchemaError(
                 f"the Delta table {self.path} refuses the stream of sink '{context.uid}'",
                 why=str(error).split("\n\n")[0].strip(),
-                what_to_do="change the stream's fields, or allow the change with mergeSchema",
+                what_to_do="change the stream's fields, or the table with ALTER TABLE",
                 uid=context.uid,
             ) from error
 
@@ -150,13 +159,15 @@ class _DeltaCommitter(Committer):
         return tuple(CommitAnswer(Outcome.COMMITTED, "left to VACUUM") for _ in committables)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Find committables whose files are gone."""
+        """Find committables whose files are gone, or no longer fit the table."""
         dead = {}
         for index, committable in enumerate(committables):
             path = str(committable.payload["path"])
             missing = self._tables.missing_files(path, committable.payload["actions"])
-            if missing:
-                dead[index] = f"sink '{self._context.uid}': the staged file {missing[0]} is gone"
+            reason = f"the staged file {missing[0]} is gone" if missing else ""
+            reason = reason or self._tables.why_unfit(path, committable.payload)
+            if reason:
+                dead[index] = f"sink '{self._context.uid}': {reason}"
         return dead
 
 

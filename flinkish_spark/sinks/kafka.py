@@ -8,8 +8,7 @@ receipt, so a handle can never name somebody else's transaction.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from flinkish_spark.config import require_positive
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable, KafkaConnection, TransactionClient
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime import columns as C
@@ -120,9 +119,8 @@ class KafkaSink(Sink):
                         what_to_do="create it, or correct its name",
                         topic=topic,
                     )
-            # An id of its own, the same at every start: brokers remember each id for days.
-            name = JobUuid(uuid.uuid5(uuid.NAMESPACE_URL, f"flinkish:{context.uid}:{self.topic}").hex)
-            probe = TransactionalId(name, OwnerEpoch(0), 0, 0, 0)
+            # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
+            probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
             admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
 
     def _check_columns(self, context: SinkContext) -> None:
@@ -226,14 +224,17 @@ class _KafkaCommitter(Committer):
             if not alive[handle].alive
         }
 
-    def sweep(self, kept: Sequence[Committable], running_blocks: frozenset[int]) -> int:
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Abort open transactions of this job that nobody will decide."""
         names = {str(c.payload.get("transactional_id", "")) for c in kept}
         aborted = 0
-        for found in self._client.list_of_job(self._context.job):
+        listed = self._client.list_of_job(self._context.job)
+        # This order matters: a block that is leased after the listing has nothing in it.
+        leased = running_blocks()
+        for found in listed:
             mine = found.transactional_id.owner_epoch == self._context.owner_epoch
             newer = found.transactional_id.owner_epoch > self._context.owner_epoch
-            running = mine and found.transactional_id.block in running_blocks
+            running = mine and found.transactional_id.block in leased
             if newer or running or str(found.transactional_id) in names:
                 continue
             self._client.abort_open(found.transactional_id)

@@ -10,9 +10,25 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from flinkish_spark import CheckpointConfig, DeadLetter, Json, KafkaSink
-from flinkish_spark.errors import AuthorizationError, ConfigError, FlinkishError, GraphError
+from flinkish_spark.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    ConfigError,
+    FlinkishError,
+    GraphError,
+)
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
-from tests.support import ORDER, environment, failure_of, order, orders_source, produce, run_until
+from tests.support import (
+    ORDER,
+    environment,
+    failure_of,
+    order,
+    orders_source,
+    produce,
+    read_committed,
+    run_until,
+)
 
 BROKER_JARS = Path(__file__).resolve().parents[2] / "build" / "broker-jars"
 
@@ -75,7 +91,7 @@ def test_a_uid_that_the_dead_letters_need(spark, broker, topic, job_dir) -> None
     servers, source, out, letters = broker.bootstrap_servers, topic(), topic(), topic()
     value = Json(ORDER, on_bad_record=DeadLetter(letters))
     env = copy_job(spark, job_dir, servers, source, out, value=value)
-    env.from_source(orders_source(servers, out), uid="orders-dead-letter")
+    env.from_source(orders_source(servers, topic()), uid="orders-dead-letter")
     assert_refused(env, GraphError, job_dir, "'orders-dead-letter' is used twice")
 
 
@@ -124,7 +140,9 @@ def guarded(tmp_path_factory):
             # The plain listener is for the fixture; its nameless user is a super user as well.
             "super.users": "User:admin;User:ANONYMOUS",
             "sasl.enabled.mechanisms": "PLAIN",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,GUARDED:SASL_PLAINTEXT",
+            "listener.security.protocol.map": ",".join(
+                ["CONTROLLER:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "GUARDED:SASL_PLAINTEXT"]
+            ),
             "listener.name.guarded.plain.sasl.jaas.config": f"{module} required {users};",
             "inter.broker.listener.name": "PLAINTEXT",
         },
@@ -168,7 +186,6 @@ def allow(servers: str, *grants: tuple[str, str, tuple[str, ...]]) -> None:
         for operation in operations
     ]
     admin.create_acls(acls)
-    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1} for name in ("in", "out")})
     admin.close()
     time.sleep(1)
 
@@ -176,6 +193,9 @@ def allow(servers: str, *grants: tuple[str, str, tuple[str, ...]]) -> None:
 def test_no_right_on_the_transactional_id(spark, guarded, job_dir, caplog) -> None:
     """One message that names the right; and with the right, the same job runs."""
     plain, servers = guarded
+    with KafkaAdmin(KafkaConnection(plain)) as admin:
+        for name in ("in", "out"):
+            admin.create_topic(name, 1)
     topic_rights = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
     allow(plain, ("TOPIC", "in", topic_rights), ("TOPIC", "out", topic_rights), ("GROUP", "", ("READ",)))
     env = copy_job(spark, job_dir, servers, "in", "out", options=login("app"))
@@ -186,9 +206,15 @@ def test_no_right_on_the_transactional_id(spark, guarded, job_dir, caplog) -> No
     assert "\n" not in str(error) and "app-secret" not in str(error) + caplog.text
     assert len(caplog.records) <= 1, caplog.text
 
+    allow(plain, ("TRANSACTIONAL_ID", "flinkish-", ("WRITE", "DESCRIBE")))
+    produce(plain, "in", [order("ann")])
+    env = copy_job(spark, job_dir, servers, "in", "out", options=login("app"))
+    run_until(env, lambda c: c.progress.rows_by_sink.get("copy"))
+    assert len(read_committed(plain, "out")) == 1
 
-def test_no_right_to_log_in(spark, guarded, job_dir) -> None:
+
+def test_a_login_that_is_refused(spark, guarded, job_dir) -> None:
     _, servers = guarded
     env = copy_job(spark, job_dir, servers, "in", "out", options=login("stranger"))
-    error = assert_refused(env, AuthorizationError, job_dir)
+    error = assert_refused(env, BrokerUnavailableError, job_dir, servers, "security options")
     assert "stranger-secret" not in str(error)

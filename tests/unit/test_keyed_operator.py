@@ -176,24 +176,26 @@ ENTRIES = {"a": (1, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)), None: (
 
 
 def test_state_is_exact_and_damage_is_found():
-    data = encode_states([LAYOUT], {"s": ENTRIES})
-    assert decode_states([LAYOUT], data) == {"s": ENTRIES}
+    data = encode_states("op", [LAYOUT], {"s": ENTRIES})
+    assert decode_states("op", [LAYOUT], data) == {"s": ENTRIES}
     for at in range(len(data)):
         with pytest.raises(StateCodecError):
-            decode_states([LAYOUT], data[:at])
+            decode_states("op", [LAYOUT], data[:at])
     for at in range(0, len(data), 11):
         with pytest.raises((StateCodecError, KeyError)):
-            decode_states([LAYOUT], data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+            decode_states("op", [LAYOUT], data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
 
 
 def test_a_changed_declaration_is_refused():
-    data = encode_states([LAYOUT], {"s": ENTRIES})
+    data = encode_states("op", [LAYOUT], {"s": ENTRIES})
     with pytest.raises(StateCodecError, match="stored as .* but declared as"):
-        decode_states([StateLayout("s", (pa.string(),), (pa.int64(),))], data)
+        decode_states("op", [StateLayout("s", (pa.string(),), (pa.int64(),))], data)
+    with pytest.raises(StateCodecError, match="belongs to operator 'op', not to 'other'"):
+        decode_states("other", [LAYOUT], data)
     with pytest.raises(StateCodecError, match="no longer declared"):
-        decode_states([], data)
+        decode_states("op", [], data)
     with pytest.raises(StateCodecError, match="cannot hold 'x'"):
-        encode_states([LAYOUT], {"s": {"a": ("x", None)}})
+        encode_states("op", [LAYOUT], {"s": {"a": ("x", None)}})
 
 
 def test_two_states_of_several_key_columns():
@@ -202,7 +204,7 @@ def test_two_states_of_several_key_columns():
         StateLayout("two", (pa.string(), pa.int64()), (pa.decimal128(9, 2),)),
     ]
     entries = {"one": {("a", 1): 5}, "two": {("b", None): decimal.Decimal("1.50")}}
-    assert decode_states(layouts, encode_states(layouts, entries)) == entries
+    assert decode_states("op", layouts, encode_states("op", layouts, entries)) == entries
 
 
 def test_routes_follow_sparks_hash_and_barriers_come_last():

@@ -135,7 +135,7 @@ def test_restart_strategies():
     assert ExponentialDelay().decide(history(*range(5_000))).delay_ms == 30_000
     assert FailureRate(2, 100, 5).decide(history(0, 1_000, 1_001)) == RestartAfter(5)
     assert isinstance(FailureRate(2, 100, 5).decide(history(1_000, 1_001, 1_002)), GiveUp)
-    assert history(1, 2).ran_well() == RestartHistory()
+    assert history(1, 2).ran_well() == RestartHistory((1, 2), attempts=0)
 
 
 def test_ids_refuse_what_they_are_not():

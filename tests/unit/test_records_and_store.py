@@ -212,7 +212,7 @@ def test_spark_folder_moves_with_the_owner(tmp_path):
 
 
 def test_offsets_are_found_by_topic():
-    text = 'v1\n{"batchWatermarkMs":0}\n{"checkpoint":3}\n{"orders":{"0":5,"1":7}}\n-'
+    text = 'v1\n{"batchWatermarkMs":0}\n{"flinkish:checkpoint":3}\n{"orders":{"0":5,"1":7}}\n-'
     offsets = LoggedOffsets.parse(text)
     assert offsets.kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 7}}
     assert offsets.kafka(frozenset({"other"})) == {}
