@@ -59,10 +59,17 @@ def order(user: str | None, amount: int = 1) -> bytes:
     return json.dumps({"user": user, "amount": amount}).encode()
 
 
-def produce(servers: str, topic: str, values: Iterable[bytes | None], **where: Any) -> None:
+def produce(
+    servers: str, topic: str, values: Iterable[bytes | None], key: bytes | None = None, **where: Any
+) -> None:
     producer = KafkaProducer(bootstrap_servers=servers, linger_ms=5)
-    for sent in [producer.send(topic, value=value, **where) for value in values]:
-        sent.get(timeout=30)
+    # A record needs a key or a value.
+    sent = [
+        producer.send(topic, value=value, key=key or (b"null" if value is None else None), **where)
+        for value in values
+    ]
+    for future in sent:
+        future.get(timeout=30)
     producer.close()
 
 

@@ -59,8 +59,8 @@ class UnreadableRecordError(BadRecordError):
         """Return the error about a record of which only `what` is known."""
         return cls(
             f"{what} is not a JSON object of the declared schema",
-            what_to_do="correct the producer, or choose on_bad_record=OnBadRecord.DROP or "
-            "DeadLetter(topic); with either the job goes on from its last checkpoint",
+            what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
+            "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
             **facts,
         )
 

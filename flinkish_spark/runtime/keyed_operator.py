@@ -8,6 +8,7 @@ query's plan, so it holds values only; what needs a worker is made at the first 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,8 @@ class _OpenedFunction:
 
     def __init__(self, spec: KeyedOperatorSpec) -> None:
         self.spec = spec
+        # PySpark appends an empty frame to every batch, and pandas warns of it each time.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
         self.scope = KeyScope()
         self.states: dict[str, ValueState[Any]] = {}
         self.layouts: list[StateLayout] = []

@@ -30,8 +30,8 @@ _OWN_STATE = "applyInPandasWithState"
 
 def check_before_start(
     spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
-) -> None:
-    """Refuse what cannot work.
+) -> PlannedJob:
+    """Refuse what cannot work; return the plan that was looked at.
 
     Called once per process, before the job's lock is taken: a refused job leaves no file behind,
     and asking brokers and tables disturbs nobody who runs the job already.
@@ -53,9 +53,12 @@ def check_before_start(
             job_dir.known_uuid() or _NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint
         )
         sink.sink.preflight(spark, context)
+    return planned
 
 
-def record_job(spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir) -> JobUuid:
+def record_job(
+    spark: SparkSession, graph: StreamGraph, planned: PlannedJob, settings: JobSettings, job_dir: JobDir
+) -> JobUuid:
     """Record the job's settings at the first start, compare them at a later one; return its uuid.
 
     Called once per process, holding the job's lock.
@@ -65,11 +68,13 @@ def record_job(spark: SparkSession, graph: StreamGraph, settings: JobSettings, j
     JobDirError
         The directory belongs to another job, or a setting differs that must not change.
     """
-    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, settings))
+    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings))
     return job
 
 
-def fixed_settings(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> dict[str, Any]:
+def fixed_settings(
+    spark: SparkSession, graph: StreamGraph, planned: PlannedJob, settings: JobSettings
+) -> dict[str, Any]:
     """Return what must never change for one job directory."""
     return {
         "job": settings.name,
@@ -80,8 +85,17 @@ def fixed_settings(spark: SparkSession, graph: StreamGraph, settings: JobSetting
         # Spark finds state and offsets by position in the plan, and the plan follows the streams
         # in the order in which sinks read them.
         "operators": [node.uid for node in graph.operators],
-        "streams": list(dict.fromkeys(base_of(sink.parent) for sink in graph.sinks)),
+        "streams": _streams(graph, planned),
     }
+
+
+def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
+    """Return where each stream that sinks read begins, in the plan's order, dead letters last."""
+    bases: dict[int, str] = {}
+    for index, sink in enumerate(planned.sinks):
+        is_declared = index < len(graph.sinks)
+        bases.setdefault(sink.stream, base_of(graph.sinks[index].parent) if is_declared else sink.uid)
+    return [bases[stream] for stream in sorted(bases)]
 
 
 def _check_session(spark: SparkSession, graph: StreamGraph) -> None:

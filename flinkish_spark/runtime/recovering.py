@@ -131,6 +131,7 @@ class Recovery:
                 self._open_rewind(first_removed, reason)
             case R.SweepLeftovers():
                 self._sweep(staged, decisions)
+                self._forget_confirmed(staged, decisions)
                 self._is_swept = True
 
     def _abort(self, staged: StagedBatch, reason: str) -> None:
@@ -180,6 +181,8 @@ class Recovery:
             self._observer.before(Step.REWIND_DELETE, entry)
             self._log.remove(entry)
             self._observer.after(Step.REWIND_DELETE, entry)
+        if intent.first_removed == BatchId(0):
+            self._log.clear_state()
         self._job_dir.close_rewind(intent)
 
     def _sweep(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
@@ -188,6 +191,13 @@ class Recovery:
             count = self._patiently(partial(committer.sweep, kept, frozenset))
             if count:
                 LOG.info("aborted %s leftover transactions, as expected after a crash", count)
+
+    def _forget_confirmed(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
+        """Delete staged files that a crash left behind a receipt; every decision has one by now."""
+        newest = max((d.batch for d in decisions.values()), default=None)
+        for name, batch in staged.items():
+            if newest is not None and batch.batch <= newest:
+                self._job_dir.delete_staged(batch.lineage, name)
 
     # -- waiting --------------------------------------------------------------------------------
     def _patiently(self, ask: Callable[[], T]) -> T:

@@ -58,10 +58,13 @@ class SparkLog:
         Rooted at the job directory.
     folder
         Key of Spark's checkpoint, from :func:`fence_spark_folder`.
+    location
+        The same as an absolute path, as Spark is told.
     """
 
     store: Store
     folder: str
+    location: Path
 
     def batches(self, log: str) -> frozenset[BatchId]:
         """Return the ids present in ``offsets`` or ``commits``."""
@@ -80,6 +83,13 @@ class SparkLog:
         # The checksum file of another content would make Spark refuse the entry; none is fine.
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
+
+    def clear_state(self) -> None:
+        """Delete all state, when a rewind goes back to before the first micro-batch.
+
+        Spark refuses to begin a query over state of another one, and there is nothing to keep.
+        """
+        shutil.rmtree(self.location / "state", ignore_errors=True)
 
     def remove(self, entry: str) -> None:
         """Delete an entry given as ``offsets/17`` or ``commits/17``, with its checksum file."""

@@ -2,8 +2,9 @@
 
 Frame: magic, version, number of sections; then per section its name, length, CRC32 and payload.
 The first section holds the operator's uid, so that state never reaches another operator; each
-further one is a state's Arrow IPC stream with the columns ``key_0..key_n`` and ``value_0..value_m``. Everything is typed, so a
-changed declaration is found when the state is read, and reading never runs code: no pickle.
+further one is a state's Arrow IPC stream with the columns ``key_0..key_n`` and
+``value_0..value_m``. Everything is typed, so a changed declaration is found when the state is
+read, and reading never runs code: no pickle.
 """
 
 from __future__ import annotations

@@ -117,23 +117,23 @@ class Supervisor:
         FlinkishError
             The job cannot start, or failed in a way that a restart does not mend.
         """
-        check_before_start(self._spark, self._graph, self._settings, self._job_dir)
+        planned = check_before_start(self._spark, self._graph, self._settings, self._job_dir)
         lock = JobLock(self._settings.root / "owner.lock")
         lock.acquire()
         try:
-            self._run_owned()
+            self._run_owned(planned)
         finally:
             self.progress.is_running = False
             lock.release()
 
-    def _run_owned(self) -> None:
+    def _run_owned(self, planned: PlannedJob) -> None:
         settings = self._settings
-        job = record_job(self._spark, self._graph, settings, self._job_dir)
+        job = record_job(self._spark, self._graph, planned, settings, self._job_dir)
         ownership = take_over(self._job_dir, settings.clock)
         folder = fence_spark_folder(settings.root, ownership.epoch)
-        log = SparkLog(self._job_dir.store, folder)
+        log = SparkLog(self._job_dir.store, folder, settings.root / folder)
         inputs = Inputs(self._graph.sources, self._job_dir, log)
-        committers = self._committers(job, ownership)
+        committers = self._committers(planned, job, ownership)
         try:
             while True:
                 try:
@@ -238,7 +238,7 @@ class Supervisor:
                 planned,
                 writer,
                 name=settings.name,
-                checkpoint_location=str(settings.root / log.folder),
+                checkpoint_location=str(log.location),
                 trigger_ms=settings.trigger_ms,
             )
         coordinator.start()
@@ -318,12 +318,8 @@ class Supervisor:
             for sink in planned.sinks
         }
 
-    def _committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
+    def _committers(self, planned: PlannedJob, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers in the order in which sinks commit: as declared."""
-        control = str(self._settings.root / "control" / "none.json")
-        with query_conf(self._spark, self._settings.shuffle_partitions):
-            self._spark.dataSource.register(ControlSource)
-            planned = Planner(self._spark, control, self._settings.shuffle_partitions).plan(self._graph)
         contexts = self._contexts(planned, job, ownership)
         return {s.uid: s.sink.committer(self._spark, contexts[s.uid]) for s in planned.sinks}
 

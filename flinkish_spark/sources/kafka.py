@@ -142,10 +142,6 @@ class KafkaSource(Source):
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
-    @cached_property
-    def _streams(self) -> dict[int, DataFrame]:
-        return {}
-
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession) -> DataFrame:
         """Return the stream with fields, channel and offset."""
@@ -191,17 +187,6 @@ class KafkaSource(Source):
         return None if found is None else (found.topic, found.partition, found.offset)
 
     def _raw(self, spark: SparkSession) -> DataFrame:
-        """Return the stream of undecoded records, the same one at each call for a session.
-
-        Spark gives equal scans of one query one source with one offset: the dead-letter stream
-        then sees the same range as the stream itself, and a job may switch policies later.
-        """
-        key = id(spark)
-        if key not in self._streams:
-            self._streams[key] = self._read(spark)
-        return self._streams[key]
-
-    def _read(self, spark: SparkSession) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self.connection.for_spark())
         reader = reader.options(**dict(self.reader_options))
         reader = reader.option("subscribe", ",".join(self.topics))

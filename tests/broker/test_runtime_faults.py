@@ -11,7 +11,7 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from flinkish_spark import DeadLetter, FixedDelay, Json, KafkaSink, KeyedProcessFunction, OnBadRecord
-from flinkish_spark.errors import BadRecordError, InputLostError, UserFunctionError
+from flinkish_spark.errors import BadRecordError, InputLostError, JobDirError, UserFunctionError
 from tests.support import (
     ORDER,
     TOTAL,
@@ -95,23 +95,34 @@ def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir,
 
 
 def test_a_stopped_job_goes_on_with_another_policy(spark, broker, topic, job_dir) -> None:
-    """FAIL, then a dead-letter topic on the same job directory: nothing lost, nothing twice."""
-    servers, source, out, letters = broker.bootstrap_servers, topic(partitions=2), topic(), topic()
-    produce(servers, source, [order("ann", 1)], partition=0)
+    """FAIL, then DROP on the same job directory; a dead-letter topic needs a new one, and says so."""
+    servers, source, out, letters = broker.bootstrap_servers, topic(), topic(), topic()
+    produce(servers, source, [order("ann", 1)])
     run_until(totals_job(spark, job_dir, servers, source, out), counts(1))
-    produce(servers, source, [order("ann", 2), *BAD, order("ann", 3)], partition=0, key=b"k")
+    produce(servers, source, [order("ann", 2), b"bad", order("ann", 3)])
     assert isinstance(failure_of(totals_job(spark, job_dir, servers, source, out)), BadRecordError)
-
     value = Json(ORDER, on_bad_record=DeadLetter(letters))
+    error = failure_of(totals_job(spark, job_dir, servers, source, out, value=value))
+    assert isinstance(error, JobDirError) and "orders-dead-letter" in str(error), repr(error)
+    value = Json(ORDER, on_bad_record=OnBadRecord.DROP)
+    client = run_until(totals_job(spark, job_dir, servers, source, out, value=value), counts(2))
+    assert client.progress.dropped == 1
+    assert totals_in(servers, out) == expected_totals({"ann": [1, 2, 3]})
+
+
+def test_bad_values_go_to_the_dead_letters_once(spark, broker, topic, job_dir) -> None:
+    """Over two starts, in the checkpoints of everything else."""
+    servers, source, out, letters = broker.bootstrap_servers, topic(partitions=2), topic(), topic()
+    value = Json(ORDER, on_bad_record=DeadLetter(letters))
+    produce(servers, source, [order("ann", 1), *BAD, order("ann", 2)], partition=0, key=b"k")
     job = totals_job(spark, job_dir, servers, source, out, value=value)
     run_until(job, lambda c: rows(c, "out") >= 2 and rows(c, "orders-dead-letter") >= len(BAD))
-    produce(servers, source, [None, order("ann", 4)], partition=1)
+    produce(servers, source, [*BAD[:3], order("bob", 4)], partition=1)
     job = totals_job(spark, job_dir, servers, source, out, value=value)
-    run_until(job, lambda c: rows(c, "out") >= 1 and rows(c, "orders-dead-letter") >= 1)
-
-    assert totals_in(servers, out) == expected_totals({"ann": [1, 2, 3, 4]})
+    run_until(job, lambda c: rows(c, "out") >= 1 and rows(c, "orders-dead-letter") >= 3)
+    assert totals_in(servers, out) == expected_totals({"ann": [1, 2], "bob": [4]})
     dead = Counter((r.key, r.value) for r in read_committed(servers, letters))
-    assert dead == Counter([*((b"k", bad) for bad in BAD), (None, None)])
+    assert dead == Counter([*((b"k", bad) for bad in BAD), (None, BAD[0]), (b"null", None), (None, BAD[2])])
 
 
 def test_bad_values_are_dropped_and_counted(spark, broker, topic, job_dir) -> None:

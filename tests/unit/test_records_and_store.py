@@ -201,7 +201,7 @@ def test_spark_folder_moves_with_the_owner(tmp_path):
     (tmp_path / "spark/1/commits").mkdir(parents=True)
     (tmp_path / "spark/1/commits/1").write_text("v1")
     assert fence_spark_folder(tmp_path, OwnerEpoch(4)) == "spark/4"
-    log = SparkLog(LocalStore(tmp_path), "spark/4")
+    log = SparkLog(LocalStore(tmp_path), "spark/4", tmp_path / "spark/4")
     assert log.batches("commits") == {BatchId(0)}
     log.remove("commits/0")
     assert log.read("commits", BatchId(0)) is None
