@@ -22,6 +22,8 @@ import psutil
 #: How long a driver may take to notice that its JVM is gone.
 _DRIVER_NOTICES_S = 30.0
 _WORKER_APPEARS_S = 10.0
+#: Processor time is counted in hundredths of a second.
+_GLANCE_S = 0.03
 
 
 class Victim(enum.Enum):
@@ -167,17 +169,34 @@ class JobProcess:
         raise self.failed("has no JVM")
 
     def _worker(self) -> psutil.Process:
-        """Return one of the Python processes below the JVM, but not the daemon that forks them."""
+        """Return a worker that computes right now; if none is seen at it, any one.
+
+        Spark replaces an idle worker without a word: killing that would prove nothing.
+        """
         deadline = time.monotonic() + _WORKER_APPEARS_S
+        workers: list[psutil.Process] = []
         while time.monotonic() < deadline:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                jvm = self._jvm()
-                below = [p for p in jvm.children(recursive=True) if "python" in p.name()]
-                workers = [p for p in below if p.ppid() != jvm.pid or "pyspark.daemon" not in p.cmdline()]
-                if workers:
-                    return self._chance.choice(workers)
-            time.sleep(0.02)
+            workers = self._workers()
+            before = [_cpu_seconds(worker) for worker in workers]
+            time.sleep(_GLANCE_S)
+            busy = [w for w, cpu in zip(workers, before, strict=True) if _cpu_seconds(w) > cpu >= 0]
+            if busy:
+                return self._chance.choice(busy)
+        if workers:
+            return self._chance.choice(workers)
         raise self.failed(f"had no Python worker for {_WORKER_APPEARS_S:g} s")
+
+    def _workers(self) -> list[psutil.Process]:
+        """Return the Python processes below the JVM, but not the daemon that forks them."""
+        jvm = self._jvm()
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in jvm.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    is_daemon = process.ppid() == jvm.pid and "pyspark.daemon" in process.cmdline()
+                    if "python" in process.name() and not is_daemon:
+                        found.append(process)
+        return found
 
     def _wait_for(self, driver: subprocess.Popen[bytes]) -> None:
         try:
@@ -196,3 +215,12 @@ class JobProcess:
             for process in members:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the processor time a process has used; -1 if it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return -1.0
+    return float(times.user + times.system)

@@ -36,6 +36,8 @@ class Story:
 
     victims: list[Victim] = field(default_factory=list)
     moments_s: list[float] = field(default_factory=list)
+    #: Kills while input still arrived; fewer than all means that the machine was slow or the rate high.
+    hits_with_input: int = 0
 
 
 def choose_victims(kills: int, chance: random.Random) -> list[Victim]:
@@ -65,8 +67,12 @@ def run(rig: Rig, display: Display, args: argparse.Namespace, chance: random.Ran
         story.victims.append(victim)
         story.moments_s.append(round(display.seconds, 2))
         rig.job.kill(victim)
+        story.hits_with_input += producer.is_alive()
         if not rig.job.is_alive:
             rig.job.start()
+    # Without input left the job would look finished although it lies dead from the last kill.
+    recovered_from = rig.confirmed
+    rig.wait_for(lambda: rig.confirmed > recovered_from, "the recovery from the last kill", _LONGEST_WAIT_S)
     display.say("no more kills; waiting for the end of the input")
     rig.wait_for(lambda: not producer.is_alive(), "the end of the input", 60 + args.orders / args.rate)
     rig.check()
@@ -150,6 +156,7 @@ def main() -> int:
         **verdict.to_json(),
         "restarts": restarts,
         "query_restarts": query_restarts,
+        "kills_while_input_arrived": story.hits_with_input,
         "seed": args.seed,
         "rate": round(args.rate),
         "seconds": round(time.monotonic() - started, 1),

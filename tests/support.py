@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,26 +128,31 @@ def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float
 
 def run_until(env: StreamExecutionEnvironment, condition: Callable[[JobClient], Any]) -> JobClient:
     """Run the job until the condition holds, stop it with a checkpoint, and return its client."""
-    client = env.execute_async()
-    try:
+    with running(env) as client:
         await_that(lambda: condition(client), client)
         client.stop_with_checkpoint()
         assert client.wait(timeout_ms=60_000), "the job did not stop"
-    finally:
-        end(client)
     return client
 
 
 def failure_of(env: StreamExecutionEnvironment, timeout_ms: int = 120_000) -> Exception:
     """Run the job until it fails and return the error."""
+    with running(env) as client:
+        try:
+            ended = client.wait(timeout_ms)
+        except Exception as error:
+            return error
+    raise AssertionError(f"the job {'ended' if ended else 'runs'} without an error; {client.progress}")
+
+
+@contextmanager
+def running(env: StreamExecutionEnvironment) -> Iterator[JobClient]:
+    """Start the job; whatever still runs at the end of the block is cancelled."""
     client = env.execute_async()
     try:
-        ended = client.wait(timeout_ms)
-    except Exception as error:
-        return error
+        yield client
     finally:
         end(client)
-    raise AssertionError(f"the job {'ended' if ended else 'runs'} without an error; {client.progress}")
 
 
 def end(client: JobClient) -> None:

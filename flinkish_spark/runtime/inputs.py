@@ -36,29 +36,23 @@ class Inputs:
         """Raise InputLostError if input is gone; return whether every source could be asked."""
         committed = self.log.batches(COMMITS)
         position = self._logged(max(committed)) if committed else None
+        return self._ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
+
+    def check_identity(self) -> bool:
+        """Raise InputLostError if an input was replaced; return whether every source could be asked."""
+        return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
+
+    def _ask(self, question: Callable[[SourceNode], None]) -> bool:
         could_ask = True
         for node in self.sources:
             try:
-                node.source.check_input(self.job_dir, node.uid, position)
+                question(node)
             except FlinkishError as error:
                 if not error.restartable:
                     raise
                 LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
                 could_ask = False
         return could_ask
-
-    def await_readable(self, is_stopping: Callable[[], bool]) -> bool:
-        """Check until every source answers: an outage is waited for, it uses up no restart.
-
-        Returns
-        -------
-        bool
-            False if the job was told to stop before.
-        """
-        while not self.check():
-            if is_stopping():
-                return False
-        return True
 
     def named(self, spark: SparkSession, error: FlinkishError) -> FlinkishError:
         """Return the error of an unreadable record with its place, if it is found.
@@ -116,3 +110,17 @@ class DroppedRecords:
         self._newest = last.batchId
         while len(self._open) > _MOST_OPEN_BATCHES:
             self._final += self._open.pop(min(self._open))
+
+
+def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
+    """Ask until every source answers: an outage is waited for, it uses up no restart.
+
+    Returns
+    -------
+    bool
+        False if the job was told to stop before.
+    """
+    while not ask():
+        if is_stopping():
+            return False
+    return True

@@ -31,7 +31,7 @@ from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.runtime.failures import QueryFailed, RepeatableUserError, classify
-from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
+from flinkish_spark.runtime.inputs import DroppedRecords, Inputs, until_answered
 from flinkish_spark.runtime.ownership import JobLock, Ownership, seal_next_checkpoint, take_over
 from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
@@ -205,7 +205,7 @@ class Supervisor:
             settings.observer,
             self._is_stopping,
         ).run()
-        if not inputs.await_readable(lambda: self._cancel_wanted.is_set() or self._stop_wanted.is_set()):
+        if not until_answered(inputs.check, lambda: self._is_stopping() or self._stop_wanted.is_set()):
             raise Interrupted("waiting for the input")
         control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
         with query_conf(self._spark, settings.shuffle_partitions):
@@ -232,7 +232,7 @@ class Supervisor:
                 kept,
             )
             self._coordinator = coordinator
-            writer = self._epoch_writer(planned, job, ownership, start, gate, coordinator)
+            writer = self._epoch_writer(planned, job, ownership, start, gate, coordinator, inputs)
             query = start_query(
                 self._spark,
                 planned,
@@ -331,11 +331,14 @@ class Supervisor:
         start: StartSpark,
         gate: AdmissionGate,
         coordinator: CheckpointCoordinator,
+        inputs: Inputs,
     ) -> EpochWriter:
         contexts = self._contexts(planned, job, ownership)
         notify = coordinator.on_staged
 
         def note(staged: StagedBatch) -> None:
+            if staged.checkpoints and not until_answered(inputs.check_identity, self._is_stopping):
+                raise Interrupted("looking for the input")
             notify(staged)
 
         parts = EpochWriterParts(

@@ -52,6 +52,13 @@ class Source(ABC):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Raise InputLostError if input from `position` on is gone. Called before each start."""
 
+    def check_identity(self, job_dir: JobDir, uid: str) -> None:
+        """Raise InputLostError if the input is not the one that the job began with.
+
+        Called while the query runs, in its thread, after the records of a checkpoint were read
+        and before it can be decided: what was read from a replaced input is never committed.
+        """
+
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:

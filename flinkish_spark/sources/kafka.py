@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -142,6 +142,11 @@ class KafkaSource(Source):
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
+    @cached_property
+    def _watch_admin(self) -> KafkaAdmin:
+        # Another thread's: an admin belongs to one.
+        return KafkaAdmin(self.connection)
+
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession) -> DataFrame:
         """Return the stream with fields, channel and offset."""
@@ -232,17 +237,21 @@ class KafkaSource(Source):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""
-        lost = self._loss(job_dir, uid, position)
-        for _ in range(_LOSSES_BELIEVED - 1):
-            if lost is None:
-                return
-            _CLOCK.sleep_ms(_LOSS_PAUSE_MS)
-            lost = self._loss(job_dir, uid, position)
-        if lost is not None:
-            raise lost
 
-    def _loss(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
-        found = self._admin.topics(self.topics)
+        def loss() -> InputLostError | None:
+            return self._other(self._admin, job_dir, uid, position) or self._gone(uid, position)
+
+        _raise_if_it_stays(loss)
+
+    def check_identity(self, job_dir: JobDir, uid: str) -> None:
+        """Compare the topics' ids: Spark does not notice a topic that was created again."""
+        _raise_if_it_stays(lambda: self._other(self._watch_admin, job_dir, uid, None))
+
+    def _other(
+        self, admin: KafkaAdmin, job_dir: JobDir, uid: str, position: LoggedOffsets | None
+    ) -> InputLostError | None:
+        """Return the error of a topic that is gone or another one than at the job's first start."""
+        found = admin.topics(self.topics)
         for topic in self.topics:
             if topic not in found:
                 return InputLostError(
@@ -261,16 +270,19 @@ class KafkaSource(Source):
                     what_to_do="start a new job with a new job_dir, or restore the old topic",
                     topic=topic,
                 )
-        gone = self._missing(position)
-        if gone:
-            return InputLostError(
-                f"input of source '{uid}' is gone: missing are the offsets {'; '.join(gone)}",
-                why="Kafka's retention removed records that the job had not read, or a log was truncated",
-                what_to_do="raise retention.ms; start a new job_dir to go on without these records",
-                uid=uid,
-                missing=gone,
-            )
         return None
+
+    def _gone(self, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
+        gone = self._missing(position)
+        if not gone:
+            return None
+        return InputLostError(
+            f"input of source '{uid}' is gone: missing are the offsets {'; '.join(gone)}",
+            why="Kafka's retention removed records that the job had not read, or a log was truncated",
+            what_to_do="raise retention.ms; start a new job_dir to go on without these records",
+            uid=uid,
+            missing=gone,
+        )
 
     def _missing(self, position: LoggedOffsets | None) -> tuple[str, ...]:
         """Return the ranges that the job needs and Kafka no longer has, as text."""
@@ -317,6 +329,17 @@ class GroupIsActive(EnvironmentFault):
     """Consumers are members of the job's group; committing its offsets has to wait."""
 
     restartable = True
+
+
+def _raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
+    """Raise what `loss` finds if it finds it again and again."""
+    for _ in range(_LOSSES_BELIEVED - 1):
+        if loss() is None:
+            return
+        _CLOCK.sleep_ms(_LOSS_PAUSE_MS)
+    error = loss()
+    if error is not None:
+        raise error
 
 
 def _position_text(position: LoggedOffsets | None, topic: str) -> str:

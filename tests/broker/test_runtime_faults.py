@@ -17,7 +17,6 @@ from tests.support import (
     TOTAL,
     RunningTotal,
     await_that,
-    end,
     environment,
     expected_totals,
     failure_of,
@@ -27,6 +26,7 @@ from tests.support import (
     read_committed,
     rows,
     run_until,
+    running,
     totals_in,
 )
 
@@ -83,15 +83,14 @@ def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir,
     servers, source, out = broker.bootstrap_servers, topic(partitions=2), topic()
     produce(servers, source, [order("ann")] * 3 + [bad, order("ann")], partition=1)
     env = totals_job(spark, job_dir, servers, source, out)
-    client = env.execute_async()
-    with pytest.raises(BadRecordError) as caught:
-        client.wait(timeout_ms=60_000)
-    end(client)
-    error = caught.value
-    assert f"topic {source}, partition 1, offset 3" in str(error), str(error)
-    assert (error.topic, error.partition, error.offset) == (source, 1, 3)
-    assert "OnBadRecord.DROP" in error.what_to_do and client.progress.restarts == 0
-    assert read_committed(servers, out) == []
+    with running(env) as client:
+        with pytest.raises(BadRecordError) as caught:
+            client.wait(timeout_ms=60_000)
+        error = caught.value
+        assert f"topic {source}, partition 1, offset 3" in str(error), str(error)
+        assert (error.topic, error.partition, error.offset) == (source, 1, 3)
+        assert "OnBadRecord.DROP" in error.what_to_do and client.progress.restarts == 0
+        assert read_committed(servers, out) == []
 
 
 def test_a_stopped_job_goes_on_with_another_policy(spark, broker, topic, job_dir) -> None:
@@ -156,12 +155,11 @@ def small(broker, topic):
 
 def test_an_oversize_record_stops_the_job_once(spark, broker, small, job_dir) -> None:
     servers, (source, out, _) = broker.bootstrap_servers, small
-    client = totals_job(spark, job_dir, servers, source, out).execute_async()
-    with pytest.raises(BadRecordError, match=rf"(?s){out}.*2000.*To do"):
-        client.wait(timeout_ms=60_000)
-    end(client)
-    assert client.progress.restarts == 0
-    assert read_committed(servers, out) == []
+    with running(totals_job(spark, job_dir, servers, source, out)) as client:
+        with pytest.raises(BadRecordError, match=rf"(?s){out}.*2000.*To do"):
+            client.wait(timeout_ms=60_000)
+        assert client.progress.restarts == 0
+        assert read_committed(servers, out) == []
 
 
 def test_an_oversize_record_is_dropped_and_counted(spark, broker, small, job_dir) -> None:
@@ -232,15 +230,14 @@ def test_an_input_topic_created_again_under_a_running_job(
     """Also when the new topic is longer than the old one was, which Spark does not notice by itself."""
     servers, source, out = broker.bootstrap_servers, topic(), topic()
     produce(servers, source, [order("ann")] * 4)
-    client = totals_job(spark, job_dir, servers, source, out).execute_async()
-    await_that(lambda: rows(client, "out") == 4, client)
-    create_again(admin, source)
-    produce(servers, source, [order("new")] * refilled)
-    with pytest.raises(InputLostError, match=rf"'{source}' was deleted"):
-        ended = client.wait(timeout_ms=60_000)
-        raise AssertionError(f"ended: {ended}, {client.progress}")
-    end(client)
-    assert totals_in(servers, out) == expected_totals({"ann": [1] * 4})
+    with running(totals_job(spark, job_dir, servers, source, out)) as client:
+        await_that(lambda: rows(client, "out") == 4, client)
+        create_again(admin, source)
+        produce(servers, source, [order("new")] * refilled)
+        with pytest.raises(InputLostError, match=rf"'{source}' was deleted"):
+            ended = client.wait(timeout_ms=60_000)
+            raise AssertionError(f"ended: {ended}, {client.progress}")
+        assert totals_in(servers, out) == expected_totals({"ann": [1] * 4})
 
 
 def test_expired_offsets_stop_the_job_with_the_missing_ranges(spark, broker, topic, admin, job_dir) -> None:
@@ -250,32 +247,31 @@ def test_expired_offsets_stop_the_job_with_the_missing_ranges(spark, broker, top
     produce(servers, source, [order("ann")] * 7, partition=0)
     produce(servers, source, [order("ann")] * 2, partition=1)
     admin.delete_records({TopicPartition(source, 0): 8, TopicPartition(source, 1): 1})
-    client = totals_job(spark, job_dir, servers, source, out).execute_async()
-    with pytest.raises(InputLostError) as caught:
-        client.wait(timeout_ms=60_000)
-    end(client)
-    assert f"{source}-0 from 3 to 7" in str(caught.value), str(caught.value)
-    assert f"{source}-1 from 0 to 0" in str(caught.value)
-    assert client.progress.restarts == 0
-    assert len(read_committed(servers, out)) == 3
+    with running(totals_job(spark, job_dir, servers, source, out)) as client:
+        with pytest.raises(InputLostError) as caught:
+            client.wait(timeout_ms=60_000)
+        assert f"{source}-0 from 3 to 7" in str(caught.value), str(caught.value)
+        assert f"{source}-1 from 0 to 0" in str(caught.value)
+        assert client.progress.restarts == 0
+        assert len(read_committed(servers, out)) == 3
 
 
 def test_partitions_added_while_the_job_runs(spark, broker, topic, admin, job_dir) -> None:
     servers, source, out = broker.bootstrap_servers, topic(), topic()
     produce(servers, source, [order("ann", 1)] * 3)
-    client = totals_job(spark, job_dir, servers, source, out, group_id=f"{source}-group").execute_async()
-    await_that(lambda: rows(client, "out") == 3, client)
-    admin.create_partitions({source: 4})
-    for partition in range(4):
-        produce(servers, source, [order(f"u{partition}", n) for n in range(1, 4)], partition=partition)
-    await_that(lambda: rows(client, "out") == 15, client)
-    client.stop_with_checkpoint()
-    assert client.wait(timeout_ms=60_000)
-    expected = expected_totals({"ann": [1] * 3, **{f"u{p}": [1, 2, 3] for p in range(4)}})
-    assert totals_in(servers, out) == expected
-    assert client.progress.restarts == 0
-    offsets = admin.list_group_offsets({f"{source}-group": None})[f"{source}-group"]
-    assert {p.partition: o.offset for p, o in offsets.items()} == {0: 6, 1: 3, 2: 3, 3: 3}
+    with running(totals_job(spark, job_dir, servers, source, out, group_id=f"{source}-group")) as client:
+        await_that(lambda: rows(client, "out") == 3, client)
+        admin.create_partitions({source: 4})
+        for partition in range(4):
+            produce(servers, source, [order(f"u{partition}", n) for n in range(1, 4)], partition=partition)
+        await_that(lambda: rows(client, "out") == 15, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000)
+        expected = expected_totals({"ann": [1] * 3, **{f"u{p}": [1, 2, 3] for p in range(4)}})
+        assert totals_in(servers, out) == expected
+        assert client.progress.restarts == 0
+        offsets = admin.list_group_offsets({f"{source}-group": None})[f"{source}-group"]
+        assert {p.partition: o.offset for p, o in offsets.items()} == {0: 6, 1: 3, 2: 3, 3: 3}
 
 
 # -- functions and brokers that fail ----------------------------------------------------------------
@@ -286,18 +282,17 @@ def test_a_function_that_raises_names_the_record(spark, broker, topic, job_dir) 
     servers, source, out = broker.bootstrap_servers, topic(partitions=3), topic()
     produce(servers, source, [order("ann", n) for n in (1, 2)], partition=0)
     job = totals_job(spark, job_dir, servers, source, out, function=RaisesOnce())
-    client = job.execute_async()
-    await_that(lambda: rows(client, "out") == 2, client)
-    produce(servers, source, [order("ann", n) for n in (3, 4, 13, 5)], partition=2)
-    with pytest.raises(UserFunctionError) as caught:
-        client.wait(timeout_ms=60_000)
-    end(client)
-    error = caught.value
-    assert (error.topic, error.partition, error.offset) == (source, 2, 2)
-    assert "'totals'" in str(error) and "ValueError: unlucky" in str(error)
-    assert f"topic {source}, partition 2, offset 2" in str(error)
-    assert client.progress.restarts == 1
-    assert totals_in(servers, out) == Counter([("ann", 1), ("ann", 2)])
+    with running(job) as client:
+        await_that(lambda: rows(client, "out") == 2, client)
+        produce(servers, source, [order("ann", n) for n in (3, 4, 13, 5)], partition=2)
+        with pytest.raises(UserFunctionError) as caught:
+            client.wait(timeout_ms=60_000)
+        error = caught.value
+        assert (error.topic, error.partition, error.offset) == (source, 2, 2)
+        assert "'totals'" in str(error) and "ValueError: unlucky" in str(error)
+        assert f"topic {source}, partition 2, offset 2" in str(error)
+        assert client.progress.restarts == 1
+        assert totals_in(servers, out) == Counter([("ann", 1), ("ann", 2)])
 
 
 def test_a_broker_that_is_down_for_a_while(spark, own_broker, job_dir) -> None:
@@ -313,15 +308,15 @@ def test_a_broker_that_is_down_for_a_while(spark, own_broker, job_dir) -> None:
     job = totals_job(
         spark, job_dir, servers, "orders", "totals", max_offsets_per_trigger=40, group_id="orders-app"
     )
-    client = job.execute_async()
-    await_that(lambda: rows(client, "out") >= 80, client)
-    own_broker.kill()
-    time.sleep(20)
-    assert client.is_running
-    own_broker.start()
-    await_that(lambda: rows(client, "out") == 400, client, timeout_s=120)
-    produce(servers, "orders", [order("ann", 1_000)], partition=0)
-    await_that(lambda: rows(client, "out") == 401, client)
-    client.stop_with_checkpoint()
-    assert client.wait(timeout_ms=60_000)
-    assert totals_in(servers, "totals") == expected_totals({"ann": [*amounts, 1_000], "bob": amounts})
+    with running(job) as client:
+        await_that(lambda: rows(client, "out") >= 80, client)
+        own_broker.kill()
+        time.sleep(20)
+        assert client.is_running
+        own_broker.start()
+        await_that(lambda: rows(client, "out") == 400, client, timeout_s=120)
+        produce(servers, "orders", [order("ann", 1_000)], partition=0)
+        await_that(lambda: rows(client, "out") == 401, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000)
+        assert totals_in(servers, "totals") == expected_totals({"ann": [*amounts, 1_000], "bob": amounts})

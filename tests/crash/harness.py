@@ -187,6 +187,8 @@ class CrashRun:
     def _end(self, rig: Rig) -> None:
         """Let the job finish the input and stop it gracefully."""
         self._ensure_running(rig)
+        # It must be seen to work again after the last crash, with input still coming.
+        self._await_progress(rig)
         assert rig.producer is not None
         rig.producer.stop()
         rig.producer.join(30)

@@ -26,12 +26,12 @@ from tests.support import (
     TOTAL,
     RunningTotal,
     await_that,
-    end,
     environment,
     failure_of,
     orders_source,
     read_delta,
     rows,
+    running,
 )
 
 #: Port 9 (discard) is closed here, and no test may take it.
@@ -229,11 +229,11 @@ def test_a_transform_with_state_of_sparks_own(spark, job_dir, tmp_path, transfor
 def written(spark, tmp_path_factory):
     """A job directory with a checkpoint in it, and its table."""
     base = tmp_path_factory.mktemp("written")
-    client = totals_job(spark, base / "job", base / "table").execute_async()
-    await_that(lambda: rows(client, "table") > 0, client)
-    client.stop_with_checkpoint()
-    assert client.wait(timeout_ms=60_000)
-    return base
+    with running(totals_job(spark, base / "job", base / "table")) as client:
+        await_that(lambda: rows(client, "table") > 0, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000)
+        return base
 
 
 @pytest.fixture
@@ -308,11 +308,10 @@ def test_a_corrected_job_goes_on(spark, copy) -> None:
     wrong = totals_job(spark, copy / "job", copy / "table", max_parallelism=64)
     assert isinstance(failure_of(wrong), JobDirError)
     before = len(read_delta(copy / "table"))
-    client = totals_job(spark, copy / "job", copy / "table").execute_async()
-    await_that(lambda: rows(client, "table") > 0, client)
-    client.stop_with_checkpoint()
-    assert client.wait(timeout_ms=60_000)
-    end(client)
-    found = read_delta(copy / "table")
-    assert len(found) > before
-    assert len({(r["user"], r["total"]) for r in found}) == len(found)
+    with running(totals_job(spark, copy / "job", copy / "table")) as client:
+        await_that(lambda: rows(client, "table") > 0, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000)
+        found = read_delta(copy / "table")
+        assert len(found) > before
+        assert len({(r["user"], r["total"]) for r in found}) == len(found)

@@ -15,7 +15,7 @@ import pytest
 
 from demo.process import JobFailed, JobProcess, Victim
 
-WORKER = "import time; time.sleep(60)"
+WORKER = "while True: sum(range(10_000))"
 JVM = (
     f"import subprocess, sys, time; subprocess.Popen(['{sys.executable}', '-c', {WORKER!r}]); time.sleep(60)"
 )
