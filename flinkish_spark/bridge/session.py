@@ -58,12 +58,17 @@ def is_gateway_gone(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, Py4JNetworkError | ConnectionError | EOFError):
             return True
-        if isinstance(seen, Py4JError) and "Answer from Java side is empty" in str(seen):
+        if type(seen) is Py4JError and _says_nobody_answered(str(seen)):
             return True
-        if isinstance(seen, TypeError) and "'JavaPackage' object is not callable" in str(seen):
-            return False
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def _says_nobody_answered(text: str) -> bool:
+    # What the JVM refuses comes with its trace; a JVM that is gone leaves one bare line.
+    return "Answer from Java side is empty" in text or (
+        text.startswith("An error occurred while calling") and "Trace:" not in text
+    )
 
 
 def describe_failure(error: BaseException) -> str:

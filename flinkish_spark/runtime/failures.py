@@ -31,6 +31,9 @@ _INPUT_LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
     r"|UnknownTopicOrPartition",
 )
+#: Spark's own name for errors of the data or of a user's Python function in a transform; the same
+#: record fails again after every restart, so these must not be restarted for ever.
+_USER_CODE = re.compile(r"SQLSTATE: 22\w{3}|PythonException|Traceback \(most recent call last\)")
 #: Longest part of a foreign message that is repeated in ours.
 _MOST_TEXT = 1_500
 
@@ -111,6 +114,12 @@ def classify(error: BaseException) -> FlinkishError:
         return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
     if _INPUT_LOST.search(text):
         return InputLostError("Spark found that input is missing", why=text[:_MOST_TEXT])
+    if _USER_CODE.search(text) and "epoch_writer.py" not in text:
+        return RepeatableUserError(
+            "an expression or a function of a transform failed on a record",
+            why=text[:_MOST_TEXT],
+            what_to_do="correct the transform or the record; the job goes on from the last checkpoint",
+        )
     if type(error).__name__ == "AnalysisException":
         return SchemaError("Spark refuses the plan of this job", why=str(error)[:_MOST_TEXT])
     return QueryFailed("the query failed", why=text[:_MOST_TEXT], text=text)
