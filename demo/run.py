@@ -25,7 +25,7 @@ from demo.verify import Verdict
 from flinkish_spark.errors import FlinkishError
 
 #: What a kill costs here: restart, recovery, first checkpoint. Only to spread the kills over the input.
-_SECONDS_PER_KILL = 22
+_SECONDS_PER_KILL = 34
 _MOST_RATE = 3_000
 _LONGEST_WAIT_S = 120.0
 

@@ -2,7 +2,13 @@
 
 import logging
 
-from flinkish_spark.kafka.admin import GroupCommit, KafkaAdmin, OffsetDirection, TopicInfo
+from flinkish_spark.kafka.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    GroupCommit,
+    KafkaAdmin,
+    OffsetDirection,
+    TopicInfo,
+)
 from flinkish_spark.kafka.answers import END_TXN_VERSION, Isolation
 from flinkish_spark.kafka.evidence import Evidence
 from flinkish_spark.kafka.options import KafkaConnection
@@ -20,6 +26,7 @@ if logging.getLogger("kafka").level == logging.NOTSET:
 
 __all__ = [
     "END_TXN_VERSION",
+    "PREFLIGHT_TIMEOUT_MS",
     "Evidence",
     "GroupCommit",
     "Isolation",

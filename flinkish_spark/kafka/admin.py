@@ -29,6 +29,8 @@ from flinkish_spark.kafka._wire import KafkaWire
 from flinkish_spark.kafka.answers import UNSETTLED, Code, Isolation, name_of
 from flinkish_spark.kafka.options import KafkaConnection
 
+#: How long the checks before a start wait for a broker; a person waits for the answer.
+PREFLIGHT_TIMEOUT_MS = 10_000
 _CLOCK = SystemClock()
 #: Kafka's defaults, for a broker that hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000

@@ -31,9 +31,9 @@ _INPUT_LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
     r"|UnknownTopicOrPartition",
 )
-#: Spark's own name for errors of the data or of a user's Python function in a transform; the same
-#: record fails again after every restart, so these must not be restarted for ever.
-_USER_CODE = re.compile(r"SQLSTATE: 22\w{3}|PythonException|Traceback \(most recent call last\)")
+#: Errors of the data (class 22) and of a user's Python code in a transform: unlike a lost worker they
+#: come again after every restart.
+_USER_CODE = re.compile(r"SQLSTATE: 22\w{3}|api\.python\.PythonException")
 #: Longest part of a foreign message that is repeated in ours.
 _MOST_TEXT = 1_500
 
@@ -72,6 +72,11 @@ class RepeatableUserError(UserFunctionError):
     """A user function raised; restarted once, since what it calls may recover."""
 
     restartable = True
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known which record it was."""
+        return "offset" in self.facts or "sequence" in self.facts
 
     @property
     def record(self) -> tuple[Any, ...]:
@@ -114,7 +119,7 @@ def classify(error: BaseException) -> FlinkishError:
         return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
     if _INPUT_LOST.search(text):
         return InputLostError("Spark found that input is missing", why=text[:_MOST_TEXT])
-    if _USER_CODE.search(text) and "epoch_writer.py" not in text:
+    if _USER_CODE.search(text):
         return RepeatableUserError(
             "an expression or a function of a transform failed on a record",
             why=text[:_MOST_TEXT],

@@ -101,7 +101,8 @@ class DroppedRecords:
         last = query.lastProgress
         if last is None:
             return
-        missed = last.batchId - self._newest > 1
+        # A rewind sets the ids back.
+        missed = last.batchId not in (self._newest, self._newest + 1)
         for progress in query.recentProgress if missed else [last]:
             metrics = progress.observedMetrics or {}
             self._open[progress.batchId] = sum(

@@ -38,8 +38,6 @@ def check_before_start(
     """
     graph.check_complete()
     _check_session(spark, graph)
-    for node in graph.sources:
-        node.source.preflight(spark, job_dir, node.uid)
     control = str(settings.root / "control" / "none.json")
     with query_conf(spark, settings.shuffle_partitions):
         spark.dataSource.register(ControlSource)
@@ -48,6 +46,8 @@ def check_before_start(
     _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
     _check_delta_paths(planned)
+    for node in graph.sources:
+        node.source.preflight(spark, job_dir, node.uid)
     for sink in planned.sinks:
         context = SinkContext(
             job_dir.known_uuid() or _NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint

@@ -91,6 +91,8 @@ class Supervisor:
         self._coordinator: CheckpointCoordinator | None = None
         #: Records on which a user function raised: the second time ends the job.
         self._failed_records: set[tuple[object, ...]] = set()
+        #: Those of them that name no record; after a checkpoint it is another one.
+        self._unplaced_failures: set[tuple[object, ...]] = set()
         self._dropped, self._dropped_by_sinks = DroppedRecords(), 0
         self.history = RestartHistory()
         self.progress = JobProgress()
@@ -164,6 +166,8 @@ class Supervisor:
             if error.record in self._failed_records:
                 raise error
             self._failed_records.add(error.record)
+            if not error.is_placed:
+                self._unplaced_failures.add(error.record)
         self.history = self.history.failed(self._settings.clock.monotonic_ms())
         verdict = self._settings.restart.decide(self.history)
         if isinstance(verdict, GiveUp):
@@ -309,6 +313,8 @@ class Supervisor:
                 progress.rows_by_sink[ack.sink] = progress.rows_by_sink.get(ack.sink, 0) + ack.rows
                 self._dropped_by_sinks += sum(t.dropped for t in ack.tasks)
         progress.dropped = self._dropped.total + self._dropped_by_sinks
+        self._failed_records -= self._unplaced_failures
+        self._unplaced_failures.clear()
         self.history = self.history.ran_well()
 
     # -- parts ----------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ from flinkish_spark.bridge.shim import stage_kafka
 from flinkish_spark.config import require_positive
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
-from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable, KafkaConnection, TransactionClient
+from flinkish_spark.kafka import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    KafkaCommittable,
+    KafkaConnection,
+    TransactionClient,
+)
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.records import Committable, TaskAck
@@ -109,7 +115,7 @@ class KafkaSink(Sink):
                 why="the broker would abort staged data while the job restarts",
                 what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
             )
-        with KafkaAdmin(self.connection) as admin:
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             found = admin.topics(self.topics)
             for topic in self.topics:
                 if topic not in found:

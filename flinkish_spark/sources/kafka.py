@@ -20,7 +20,7 @@ from flinkish_spark.errors import (
     InputLostError,
 )
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
-from flinkish_spark.kafka import GroupCommit, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources.base import SideOutput, Source
 from flinkish_spark.sources.json_records import (
@@ -225,7 +225,8 @@ class KafkaSource(Source):
                     what_to_do="name another topic",
                 )
             wanted.append(self.value.on_bad_record.topic)
-        found = self._admin.topics(wanted)
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            found = admin.topics(wanted)
         missing = [t for t in wanted if t not in found]
         if missing:
             raise GraphError(

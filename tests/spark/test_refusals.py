@@ -104,7 +104,7 @@ def test_a_broker_that_is_down(spark, job_dir, tmp_path, caplog) -> None:
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         error = assert_refused(env, BrokerUnavailableError, job_dir, NO_BROKER, "start the broker")
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 20
     assert len(str(error)) < 500 and "\n" not in str(error)
     assert len(caplog.records) <= 1, caplog.text
     assert not (tmp_path / "table").exists()
@@ -177,14 +177,14 @@ def test_a_schema_that_the_table_refuses(spark, job_dir, tmp_path) -> None:
     table = tmp_path / "table"
     spark.sql("SELECT 'u' AS user, struct(1 AS x) AS total").write.format("delta").save(str(table))
     before = sorted(p.name for p in table.rglob("*"))
-    assert_refused(totals_job(spark, job_dir, table), SchemaError, job_dir, "'table'", "total", "mergeSchema")
+    assert_refused(totals_job(spark, job_dir, table), SchemaError, job_dir, "'table'", "total", "ALTER TABLE")
     assert sorted(p.name for p in table.rglob("*")) == before
 
 
 def test_a_column_that_the_table_does_not_have(spark, job_dir, tmp_path) -> None:
     table = tmp_path / "table"
     spark.sql("SELECT 'u' AS user").write.format("delta").save(str(table))
-    assert_refused(totals_job(spark, job_dir, table), SchemaError, job_dir, "'table'", "mergeSchema")
+    assert_refused(totals_job(spark, job_dir, table), SchemaError, job_dir, "'table'", "ALTER TABLE")
 
 
 def test_other_partition_columns_than_the_tables(spark, job_dir, tmp_path) -> None:

@@ -47,7 +47,7 @@ class Rig:
     def __init__(self, root: Path) -> None:
         self.clock, self.job_dir = JumpyClock(), JobDir(LocalStore(root))
         self.ownership = take_over(self.job_dir, self.clock)
-        self.log = SparkLog(self.job_dir.store, "spark/1")
+        self.log = SparkLog(self.job_dir.store, "spark/1", str(root / "spark" / "1"))
         self.confirmed: list[int] = []
         parts = CoordinatorParts(
             config=CheckpointConfig(interval_ms=1_000, timeout_ms=5_000),
