@@ -34,7 +34,8 @@ class FlakyTotal(RunningTotal):
 
     def _takes_a_failure(self):
         context = TaskContext.get()
-        if context.attemptNumber() > 0 or context.taskAttemptId() % 3:
+        # A plain remainder would always hit the same stage: every micro-batch has as many tasks.
+        if context.attemptNumber() > 0 or (context.taskAttemptId() * 2654435761 >> 9) % 3:
             return False
         for number in range(self.count):
             try:

@@ -41,11 +41,11 @@ def test_failing_tasks_are_repeated_and_counted_once(tmp_path, monkeypatch):
 def test_a_killed_executor_changes_nothing(tmp_path, monkeypatch):
     def kill_an_executor(rig):
         def executors():
+            driver = psutil.Process(rig.job._running().pid)
             return [
                 p
-                for p in psutil.process_iter(["cmdline"])
-                if any("CoarseGrainedExecutorBackend" in word for word in p.info["cmdline"] or ())
-                and str(tmp_path) in " ".join(p.info["cmdline"])
+                for p in driver.children(recursive=True)
+                if any("CoarseGrainedExecutorBackend" in word for word in p.cmdline())
             ]
 
         rig.wait_for(lambda: len(executors()) == 2, "both executors", 60)
