@@ -45,7 +45,12 @@ class KeyedProcessFunction(ABC):
     """
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare state and make what cannot travel. Called once per task, before any element."""
+        """Declare state and make what cannot travel.
+
+        Called before any element, once per copy of the function: Spark keeps a copy in a Python
+        worker over many tasks and micro-batches. So nothing that matters may be kept in the
+        function's own attributes; that is what state is for.
+        """
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:

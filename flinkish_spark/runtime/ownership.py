@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import FencedError, OwnedElsewhereError
+from flinkish_spark.errors import FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import Decision, Verdict
@@ -41,8 +41,15 @@ class JobLock:
 
     def acquire(self) -> None:
         """Take the lock or raise OwnedElsewhereError at once."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+        except OSError as error:
+            raise StoreError(
+                f"cannot lock the job directory {self._path.parent}",
+                why=str(error),
+                what_to_do="check that it exists and may be written by this user",
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,43 +7,38 @@ file, so that a test can see that it happened, and FLINKISH_FAILURE_COUNT how ma
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
-
-from pyspark import TaskContext
 
 from demo.app import RunningTotal, build, parse_args, session
 
 _AFTER_ELEMENTS = 60
+#: Longer than Spark takes to repeat a task: the second attempt must not fail too.
+_PAUSE_S = 4.0
 
 
 class FlakyTotal(RunningTotal):
     """Raises in the middle of a task, while its sink writers already write."""
 
     def __init__(self, folder, count):
-        self.folder, self.count = folder, count
-
-    def open(self, context):
-        super().open(context)
-        self.left = _AFTER_ELEMENTS if self._takes_a_failure() else -1
+        self.folder, self.count = Path(folder), count
+        self.seen = 0
 
     def process_element(self, order, ctx):
-        self.left -= 1
-        if self.left == 0:
+        self.seen += 1
+        if self.seen % _AFTER_ELEMENTS == 0 and self._takes_a_failure():
             raise RuntimeError("this task fails at its first attempt")
         return super().process_element(order, ctx)
 
     def _takes_a_failure(self):
-        context = TaskContext.get()
-        # A plain remainder would always hit the same stage: every micro-batch has as many tasks.
-        if context.attemptNumber() > 0 or (context.taskAttemptId() * 2654435761 >> 9) % 3:
+        done = [p.stat().st_mtime for p in self.folder.iterdir()]
+        if len(done) >= self.count or (done and time.time() - max(done) < _PAUSE_S):
             return False
-        for number in range(self.count):
-            try:
-                os.close(os.open(Path(self.folder) / str(number), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            return True
-        return False
+        try:
+            os.close(os.open(self.folder / str(len(done)), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False  # the other worker was faster
+        return True
 
 
 def main():

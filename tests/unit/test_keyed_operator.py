@@ -188,7 +188,7 @@ def test_state_is_exact_and_damage_is_found():
 
 def test_a_changed_declaration_is_refused():
     data = encode_states("op", [LAYOUT], {"s": ENTRIES})
-    with pytest.raises(StateCodecError, match="stored as .* but declared as"):
+    with pytest.raises(StateCodecError, match=r"stored as .* but declared as"):
         decode_states("op", [StateLayout("s", (pa.string(),), (pa.int64(),))], data)
     with pytest.raises(StateCodecError, match="belongs to operator 'op', not to 'other'"):
         decode_states("other", [LAYOUT], data)

@@ -132,7 +132,7 @@ def test_job_settings_must_stay_the_same(tmp_path):
     job_dir = JobDir(LocalStore(tmp_path))
     uuid, _ = job_dir.read_or_create_job({"job": "orders", "spark": "4.2.0"})
     assert job_dir.read_or_create_job({"job": "orders", "spark": "4.2.0"})[0] == uuid
-    with pytest.raises(JobDirError, match="written with spark = '4.2.0', and this job has '4.3.0'"):
+    with pytest.raises(JobDirError, match=r"written with spark = '4\.2\.0', and this job has '4\.3\.0'"):
         job_dir.read_or_create_job({"job": "orders", "spark": "4.3.0"})
 
 
