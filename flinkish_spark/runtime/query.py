@@ -27,6 +27,8 @@ REQUIRED_CONF = {
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
     # The coordinator's backlog limits are set against this number.
     "spark.sql.streaming.minBatchesToRetain": "200",
+    # A micro-batch is cached for a second or two; compressing it costs more than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # An adaptive plan could coalesce the partitions that barriers are routed to.
     "spark.sql.adaptive.enabled": "false",
 }

@@ -90,7 +90,8 @@ def produce(broker, args):
             f'{{"user":"{user}","product":"p{rng.randrange(100)}",'
             f'"amount":{rng.randrange(1000)},"at":"2026-01-01T00:00:{number % 60:02d}Z"}}'
         )
-        producer.send("bench-orders", key=user.encode(), value=value.encode())
+        # Dealt out evenly, so that every micro-batch has as many events and none is left over.
+        producer.send("bench-orders", key=user.encode(), value=value.encode(), partition=number % 2)
     producer.flush()
     producer.close()
 
