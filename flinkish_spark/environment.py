@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.config import CheckpointConfig, require_positive
-from flinkish_spark.datastream import DataStream, check_max_parallelism
+from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.restart import ExponentialDelay, RestartStrategy
+from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.steps import Observer, SilentObserver
-from flinkish_spark.runtime.supervisor import JobProgress, JobSettings, Supervisor
+from flinkish_spark.runtime.supervisor import Supervisor
 from flinkish_spark.sources.base import Source
 from flinkish_spark.sources.dataframe import DataFrameSource
 

@@ -18,8 +18,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.datastream import check_field_names
 from flinkish_spark.errors import GraphError, SchemaError
+from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
 from flinkish_spark.graph.stream_graph import (
     KeyedNode,

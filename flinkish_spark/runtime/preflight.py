@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.graph.stream_graph import StreamGraph
-    from flinkish_spark.runtime.supervisor import JobSettings
+    from flinkish_spark.runtime.settings import JobSettings
 
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.

@@ -124,8 +124,18 @@ class LoggedOffsets:
         return cls(tuple(None if line == "-" else json.loads(line) for line in lines[2:]))
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
-        """Return topic -> partition -> next offset of the source that reads any of `topics`."""
+        """Return topic -> partition -> next offset of the source that reads any of `topics`.
+
+        Spark may scan one source several times, each with offsets of its own: what counts is the
+        minimum, since only up to there every scan has read.
+        """
+        lowest: dict[str, dict[int, int]] = {}
         for source in self.sources:
-            if isinstance(source, dict) and source.keys() & topics:
-                return {t: {int(p): int(o) for p, o in ps.items()} for t, ps in source.items()}
-        return {}
+            if not isinstance(source, dict):
+                continue
+            for topic in source.keys() & topics:
+                known = lowest.setdefault(topic, {})
+                for partition, offset in source[topic].items():
+                    number = int(partition)
+                    known[number] = min(int(offset), known.get(number, int(offset)))
+        return lowest

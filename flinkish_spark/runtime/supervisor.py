@@ -10,22 +10,18 @@ import itertools
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge import is_gateway_gone
-from flinkish_spark.clock import Clock
-from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.coordinator import CheckpointCoordinator, CoordinatorParts
 from flinkish_spark.errors import EnvironmentFault, FlinkishError, InputLostError, SparkGoneError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import StreamGraph
 from flinkish_spark.job_dir import JobDir
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.records import Decision, Receipt, StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
-from flinkish_spark.protocol.restart import GiveUp, RestartHistory, RestartStrategy
+from flinkish_spark.protocol.restart import GiveUp, RestartHistory
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
@@ -36,8 +32,8 @@ from flinkish_spark.runtime.ownership import JobLock, Ownership, seal_next_check
 from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
 from flinkish_spark.runtime.recovering import Recovery
+from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
-from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.sinks.base import Committer, SinkContext
 from flinkish_spark.store import LocalStore
 
@@ -49,33 +45,6 @@ LOG = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.1
 #: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
 _PROGRESS_MS = 1_000
-
-
-@dataclass(frozen=True)
-class JobSettings:
-    """All settings of one `execute`."""
-
-    name: str
-    root: Path
-    checkpoint: CheckpointConfig
-    restart: RestartStrategy
-    trigger_ms: int
-    shuffle_partitions: int
-    clock: Clock
-    observer: Observer
-
-
-@dataclass
-class JobProgress:
-    """What a person or a program may ask about a running job; replaced piece by piece."""
-
-    restarts: int = 0
-    checkpoints: int = 0
-    newest: CheckpointId = field(default_factory=lambda: CheckpointId(0))
-    rows_by_sink: dict[str, int] = field(default_factory=dict)
-    dropped: int = 0
-    last_error: str = ""
-    is_running: bool = False
 
 
 class Supervisor:

@@ -216,6 +216,8 @@ def test_offsets_are_found_by_topic():
     offsets = LoggedOffsets.parse(text)
     assert offsets.kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 7}}
     assert offsets.kafka(frozenset({"other"})) == {}
+    twice = LoggedOffsets.parse(text + '\n{"orders":{"0":6,"1":2}}')
+    assert twice.kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 2}}
     with pytest.raises(CorruptObjectError):
         LoggedOffsets.parse("v9\n{}\n{}")
 

@@ -1,0 +1,52 @@
+"""Checks of what a user declares about a stream: field names, output types, key groups."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+
+#: Key groups are numbered by the job's settings; this is the most that a state store should hold.
+MAX_PARALLELISM_LIMIT = 32_768
+
+
+def check_max_parallelism(groups: int) -> None:
+    """Raise ConfigError unless `groups` is a usable number of key groups."""
+    if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError(
+            f"max_parallelism is {groups!r}",
+            why=f"it is the number of key groups, from 1 to {MAX_PARALLELISM_LIMIT}",
+            what_to_do="use the default of 128, or a multiple of the cluster's cores",
+        )
+
+
+def output_schema(output: str | T.StructType, uid: str) -> T.StructType:
+    """Return the declared output of an operator as a StructType."""
+    try:
+        schema = parse_ddl(output) if isinstance(output, str) else output
+    except DdlError as error:
+        raise SchemaError(f"the output of '{uid}' cannot be read", why=str(error)) from None
+    if not isinstance(schema, T.StructType) or not schema.fields:
+        raise SchemaError(
+            f"the output of '{uid}' is not a list of fields: {output!r}",
+            what_to_do='write it like "user STRING, total LONG"',
+        )
+    check_field_names(schema, f"the output of '{uid}'")
+    return schema
+
+
+def check_field_names(schema: T.StructType, what: str) -> None:
+    """Raise SchemaError for names that are reserved or used twice (Spark ignores case)."""
+    seen: set[str] = set()
+    for name in schema.names:
+        if name.startswith(PREFIX):
+            raise SchemaError(
+                f"{what} has a field '{name}'",
+                why=f"names that start with {PREFIX} are control columns",
+                what_to_do="rename the field",
+            )
+        if name.lower() in seen:
+            raise SchemaError(f"{what} has the field '{name}' twice", what_to_do="rename one of them")
+        seen.add(name.lower())
