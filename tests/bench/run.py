@@ -24,7 +24,14 @@ from rich.table import Table
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
 
-VARIANTS = ("flinkish-kafka", "flinkish-kafka-delta", "native-aggregate", "tws-row", "tws-pandas")
+VARIANTS = (
+    "flinkish-kafka",
+    "flinkish-kafka-delta",
+    "native-aggregate",
+    "tws-row",
+    "tws-row-tuned",
+    "tws-pandas",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -99,7 +106,7 @@ def produce(broker, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--events", type=int, default=500_000)
+    parser.add_argument("--events", type=int, default=300_000)
     parser.add_argument("--batch", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
