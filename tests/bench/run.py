@@ -106,7 +106,7 @@ def produce(broker, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--events", type=int, default=300_000)
+    parser.add_argument("--events", type=int, default=600_000)
     parser.add_argument("--batch", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
