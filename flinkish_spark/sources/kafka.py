@@ -193,7 +193,7 @@ class KafkaSource(Source):
 
     def _raw(self, spark: SparkSession) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self.connection.for_spark())
-        reader = reader.options(**{**_READER_DEFAULTS, **self.reader_options})
+        reader = reader.options(**{**READER_DEFAULTS, **self.reader_options})
         reader = reader.option("subscribe", ",".join(self.topics))
         reader = reader.option("startingOffsets", self.starting_offsets.value)
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
@@ -355,7 +355,7 @@ def _position_text(position: LoggedOffsets | None, topic: str) -> str:
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
 #: 0.2 s with these settings and 0.8 s without.
-_READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
+READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 
 _RESERVED = frozenset(
     {

@@ -17,35 +17,20 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
+from demo.app import RunningTotal
 from flinkish_spark import (
     CheckpointConfig,
     DeltaSink,
     Json,
     KafkaSink,
     KafkaSource,
-    KeyedProcessFunction,
     StreamExecutionEnvironment,
-    ValueStateDescriptor,
     configure_spark_with_jars,
 )
+from flinkish_spark.sources.kafka import READER_DEFAULTS
 
-#: What our own source sets by itself; for the peers that are asked to read as fast.
-READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 OUTPUT = "user STRING, total LONG, orders LONG"
-
-
-class RunningTotal(KeyedProcessFunction):
-    """Emits one row per event: more output than the peers, which emit one per key and batch."""
-
-    def open(self, context):
-        self.total = context.get_state(ValueStateDescriptor("total", "total LONG, orders LONG"))
-
-    def process_element(self, order, ctx):
-        total, orders = self.total.value() or (0, 0)
-        total, orders = total + order.amount, orders + 1
-        self.total.update((total, orders))
-        yield order.user, total, orders
 
 
 class RowTotal(StatefulProcessor):
