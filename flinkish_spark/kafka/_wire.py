@@ -1,4 +1,4 @@
-"""The only module that touches kafka-python's internals: requests its public API does not offer.
+"""Requests that kafka-python's public API lacks; only `_wire*` and `_connecting` touch its internals.
 
 Rules of this file:
 
@@ -47,12 +47,13 @@ _WRONG_CLIENT = (
 try:
     import kafka.errors as kafka_errors
     from kafka import KafkaAdminClient, TopicPartition
-    from kafka.net.compat import KafkaNetClient
     from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
     from kafka.protocol.consumer import FetchRequest
     from kafka.protocol.metadata import CoordinatorType
     from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
     from kafka.record import MemoryRecords
+
+    from flinkish_spark.kafka._connecting import connected_admin
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
 for _internal in ("_find_coordinator_ids", "_async_get_leader_for_partitions"):
@@ -90,12 +91,7 @@ class KafkaWire:
         self.connection = connection
         self.timeout_ms = timeout_ms
         self.clock = clock
-        self._arguments: dict[str, object] = {
-            "reconnect_backoff_max_ms": 1000,
-            # A hung broker must leave time to find another one within the time allowed.
-            "request_timeout_ms": max(1000, timeout_ms * 2 // 3),
-            **connection.for_python(),
-        }
+        connection.for_python()  # what cannot be used is refused here, not by the first call
         self._admin: Any = None
 
     def close(self) -> None:
@@ -156,28 +152,17 @@ class KafkaWire:
         raise self._unavailable(what, last) from last
 
     def _connected(self, within_ms: int) -> Any:
-        made: list[Any] = []
-
-        def remember(**configs: Any) -> Any:
-            made.append(KafkaNetClient(**configs))
-            return made[-1]
-
+        arguments = {
+            "reconnect_backoff_max_ms": 1000,
+            # A hung broker must leave time to find another one within the time allowed.
+            "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
+            # Anew every time: a certificate may have been renewed since.
+            **self.connection.for_python(),
+        }
         try:
-            return KafkaAdminClient(
-                **self._arguments, bootstrap_timeout_ms=max(1, within_ms), kafka_client=remember
-            )
+            return connected_admin(arguments, self.connection.servers, within_ms)
         except (kafka_errors.KafkaError, OSError) as failed:
-            # The constructor leaves its thread and sockets behind when it raises: hours of a
-            # broker being down would otherwise pile them up.
-            refusals: list[BaseException] = []
-            for client in made:
-                refusals += client._manager._auth_failures.values()
-                client.close()
-                client._manager._net.stop()
-            cause = refusals[0] if refusals else failed
-            if isinstance(cause, _REFUSALS):
-                self._refused("connect", cause)
-            raise self._unavailable("connect", cause) from cause
+            raise self._unavailable("connect", failed) from failed
 
     def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
         self.close()

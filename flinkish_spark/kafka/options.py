@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.kafka._tls import take_tls
 
 _PREFIX = "kafka."
 _SERVER = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
@@ -21,9 +22,18 @@ _SECRET = re.compile(r"password|jaas|secret|token|key", re.IGNORECASE)
 _NOT_SECRET = frozenset({"ssl.keystore.location", "ssl.keystore.type"})
 _HIDDEN = "<hidden>"
 
-_JAAS_FIELD = re.compile(r"""\b(username|password)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
-_JAAS_MODULES = ("PlainLoginModule", "ScramLoginModule")
-_SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: One entry of a JAAS configuration, as Kafka's Java client splits it: module, flag, options.
+_JAAS_WORD = r"[\w.$-]++"
+_JAAS_OPTION = rf"""\s*({_JAAS_WORD})\s*=\s*("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|{_JAAS_WORD})"""
+_JAAS = re.compile(rf"\s*({_JAAS_WORD})\s+\w++((?:{_JAAS_OPTION})*+)\s*;\s*", re.DOTALL)
+_JAAS_ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
+_JAAS_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+#: Mechanism -> the login module that Kafka's Java client needs for it.
+_SASL_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
 _SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 #: Kafka's name -> kafka-python's name, for values that are whole numbers of milliseconds.
@@ -36,7 +46,7 @@ _MILLISECONDS = {
     "retry.backoff.ms": "retry_backoff_ms",
 }
 #: Options of the Java client that have a meaning there only; harmless to leave out here.
-_JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider", "ssl.truststore.password"})
+_JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
 
 
 def is_secret(option: str) -> bool:
@@ -105,18 +115,25 @@ class KafkaConnection:
     def for_python(self) -> dict[str, object]:
         """Return the keyword arguments of a kafka-python client; holds secrets in clear.
 
-        Certificates must be PEM files (``ssl.truststore.type`` and ``ssl.keystore.type`` PEM);
-        kafka-python cannot read JKS or PKCS12 stores.
+        Call it in the process that connects, before every connect: it reads the files named in
+        the options, and with TLS options the result holds an ``ssl_context``, which cannot be
+        pickled. Certificates and keys must be PEM, as files or as text in the options
+        (``ssl.truststore.type`` and ``ssl.keystore.type`` PEM); Python cannot read JKS or PKCS12.
+
+        At level DEBUG kafka-python's own logger ``kafka`` prints what it sends, and PLAIN sends the
+        password; SCRAM does not.
 
         Raises
         ------
         ConfigError
-            If an option has no counterpart in kafka-python; the message names it.
+            If an option has no counterpart in kafka-python, or a file or key cannot be used; the
+            message names the option.
         """
         assert isinstance(self.bootstrap_servers, tuple)
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
-        left = dict(self.options)
+        # Kafka's Java client trims all values as well.
+        left = {name: value.strip() for name, value in self.options.items()}
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
         if "security.protocol" in left:
@@ -125,8 +142,8 @@ class KafkaConnection:
             )
         for name in sorted(left.keys() & _MILLISECONDS.keys()):
             arguments[_MILLISECONDS[name]] = _milliseconds(name, left.pop(name))
-        arguments.update(_take_sasl(left))
-        arguments.update(_take_tls(left))
+        arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
+        arguments.update(take_tls(left))
         unknown = sorted(left.keys() - _JAVA_ONLY)
         if unknown:
             raise ConfigError(
@@ -198,50 +215,68 @@ def _milliseconds(name: str, value: str) -> int:
     return int(value)
 
 
-def _take_sasl(left: dict[str, str]) -> dict[str, object]:
+def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object]:
     """Move the SASL options out of `left` and translate them."""
-    arguments: dict[str, object] = {}
-    mechanism = left.pop("sasl.mechanism", None)
-    if mechanism is not None:
-        arguments["sasl_mechanism"] = _one_of("sasl.mechanism", mechanism, _SASL_MECHANISMS)
-    jaas = left.pop("sasl.jaas.config", None)
-    if jaas is not None:
-        fields = {name: _unquoted(value) for name, value in _JAAS_FIELD.findall(jaas)}
-        if not any(module in jaas for module in _JAAS_MODULES) or fields.keys() != {"username", "password"}:
+    mechanism, jaas = left.pop("sasl.mechanism", None), left.pop("sasl.jaas.config", None)
+    wanted = security_protocol.startswith("SASL_")
+    if mechanism is None:
+        if wanted or jaas is not None:
             raise ConfigError(
-                "Kafka option 'sasl.jaas.config' cannot be used",
-                why=f"only {' and '.join(_JAAS_MODULES)} with a quoted username and password are understood",
-                option="sasl.jaas.config",
+                "Kafka option 'sasl.mechanism' is missing",
+                why="its default GSSAPI is not supported",
+                what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
+                option="sasl.mechanism",
             )
-        arguments["sasl_plain_username"] = fields["username"]
-        arguments["sasl_plain_password"] = fields["password"]
-    return arguments
+        return {}
+    if mechanism not in _SASL_MODULES:
+        raise ConfigError(
+            f"Kafka option 'sasl.mechanism' cannot be {mechanism!r}",
+            what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
+            option="sasl.mechanism",
+        )
+    if jaas is None and not wanted:
+        return {}
+    user, password = _jaas_login(jaas, mechanism)
+    if mechanism != "PLAIN":
+        # In SCRAM both separate fields (RFC 5802); kafka-python leaves that to its caller.
+        user = user.replace("=", "=3D").replace(",", "=2C")
+    return {
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": user,
+        "sasl_plain_password": _Secret(password),
+    }
+
+
+def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
+    """Return name and password; the error never holds a part of `jaas`."""
+    entry = _JAAS.fullmatch(jaas or "")
+    fields = {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])} if entry else {}
+    module = _SASL_MODULES[mechanism]
+    # Some distributions move Kafka's classes to a package of their own.
+    named = entry is not None and entry[1].rpartition(".")[2] == module.rpartition(".")[2]
+    token = fields.get("tokenauth", "").lower() == "true"
+    if not named or token or not fields.get("username") or not fields.get("password"):
+        raise ConfigError(
+            f"Kafka option 'sasl.jaas.config' {'is missing' if jaas is None else 'cannot be used'}",
+            why="Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
+            what_to_do=f'write it as: {module} required username="..." password="...";',
+            option="sasl.jaas.config",
+        )
+    return fields["username"], fields["password"]
 
 
 def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1])
+    def meant(escape: re.Match[str]) -> str:
+        code = escape[1]
+        return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_ESCAPED.get(code, code)
+
+    return _JAAS_ESCAPE.sub(meant, text[1:-1]) if text[0] in "\"'" else text
 
 
-def _take_tls(left: dict[str, str]) -> dict[str, object]:
-    """Move the TLS options out of `left` and translate them, PEM files only."""
-    arguments: dict[str, object] = {}
-    for store, target in (("truststore", ("ssl_cafile",)), ("keystore", ("ssl_certfile", "ssl_keyfile"))):
-        kind = left.pop(f"ssl.{store}.type", "JKS")
-        location = left.pop(f"ssl.{store}.location", None)
-        if location is None:
-            continue
-        if kind.upper() != "PEM":
-            raise ConfigError(
-                f"Kafka option 'ssl.{store}.location' cannot be used",
-                why=f"its type is {kind}, and Python reads PEM only",
-                what_to_do=f"convert the store and set ssl.{store}.type to PEM",
-                option=f"ssl.{store}.location",
-            )
-        arguments.update({name: location for name in target})
-    password = left.pop("ssl.key.password", None)
-    if password is not None:
-        arguments["ssl_password"] = password
-    if "ssl.endpoint.identification.algorithm" in left:
-        # Kafka's way to say "do not check the host name" is an empty string.
-        arguments["ssl_check_hostname"] = bool(left.pop("ssl.endpoint.identification.algorithm").strip())
-    return arguments
+class _Secret(str):
+    """A string that a log line or a traceback shows as hidden."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _HIDDEN

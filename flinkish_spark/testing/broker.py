@@ -96,7 +96,8 @@ class LocalBroker:
                 what_to_do="run `make jars`, or give the directory that holds the broker's JARs",
             )
         self._port = port or _free_port()
-        self._controller_port = _free_port(other_than=self._port)
+        self._controller_port = _free_port(self._port)
+        self._ports = [self._port, self._controller_port]
         self._extra = dict(extra_properties)
         self._start_timeout_s = start_timeout_ms / 1000
         self._process: subprocess.Popen[bytes] | None = None
@@ -135,7 +136,7 @@ class LocalBroker:
         """
         if self._process is not None:
             return self
-        for port in (self._port, self._controller_port):
+        for port in self._ports:
             if not _is_free(port):
                 raise PortTaken(
                     f"Port {port} of {_HOST} is taken",
@@ -198,15 +199,36 @@ class LocalBroker:
     def _properties_file(self) -> Path:
         return self._directory / "server.properties"
 
+    # -- what a broker that asks who you are does otherwise ---------------------------------------
+
+    def _security_properties(self) -> dict[str, str]:
+        """Return the entries of ``server.properties`` that say who may connect, and how."""
+        return {
+            "listeners": f"PLAINTEXT://{_HOST}:{self._port},{self._controller}",
+            "advertised.listeners": f"PLAINTEXT://{_HOST}:{self._port}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        }
+
+    def _first_users(self) -> list[str]:
+        """Return the arguments that make users when the storage is formatted."""
+        return []
+
+    def _probe_arguments(self) -> dict[str, object]:
+        """Return how kafka-python connects to see whether the broker serves."""
+        return {"bootstrap_servers": self.bootstrap_servers}
+
+    @property
+    def _controller(self) -> str:
+        return f"CONTROLLER://{_HOST}:{self._controller_port}"
+
+    # ---------------------------------------------------------------------------------------------
+
     def _write_properties(self) -> None:
         properties = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{_HOST}:{self._controller_port}",
-            "listeners": f"PLAINTEXT://{_HOST}:{self._port},CONTROLLER://{_HOST}:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{_HOST}:{self._port}",
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "log.dirs": str(self._data),
             # One node: every internal topic has one replica, and few partitions so that a restart is quick.
             "offsets.topic.replication.factor": "1",
@@ -225,17 +247,20 @@ class LocalBroker:
             "auto.create.topics.enable": "false",
             # The default of 128 MB is a quarter of this broker's heap.
             "log.cleaner.dedupe.buffer.size": "16777216",
+            **self._security_properties(),
             **self._extra,
         }
         self._data.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        # Passwords of the broker's users may be in it.
+        self._properties_file.touch(mode=0o600)
         self._properties_file.write_text(text, encoding="utf-8")
 
     def _format(self) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         # An interrupted format leaves a part behind: --ignore-formatted completes it.
         arguments = ["format", "--ignore-formatted", "-t", cluster_id, "-c", str(self._properties_file)]
-        process = self._java("kafka.tools.StorageTool", *arguments)
+        process = self._java("kafka.tools.StorageTool", *arguments, *self._first_users())
         if process.wait() != 0:
             raise self._did_not_start("formatting its storage failed")
 
@@ -277,7 +302,7 @@ class LocalBroker:
         if _is_free(self._port):
             return False
         try:
-            admin = KafkaAdminClient(bootstrap_servers=self.bootstrap_servers, bootstrap_timeout_ms=2_000)
+            admin = KafkaAdminClient(**self._probe_arguments(), bootstrap_timeout_ms=2_000)
         except KafkaError:
             return False
         try:
@@ -336,10 +361,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_port(other_than: int = 0) -> int:
+def _free_port(*given_away: int) -> int:
     candidates = random.SystemRandom().sample(_PORTS, 200)
     for port in candidates:
-        if port != other_than and _is_free(port):
+        if port not in given_away and _is_free(port):
             return port
     raise PortTaken(
         f"No free port between {_PORTS.start} and {_PORTS.stop}",

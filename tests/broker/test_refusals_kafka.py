@@ -12,7 +12,6 @@ from kafka.admin import KafkaAdminClient
 from flinkish_spark import CheckpointConfig, DeadLetter, Json, KafkaSink
 from flinkish_spark.errors import (
     AuthorizationError,
-    BrokerUnavailableError,
     ConfigError,
     FlinkishError,
     GraphError,
@@ -216,5 +215,5 @@ def test_no_right_on_the_transactional_id(spark, guarded, job_dir, caplog) -> No
 def test_a_login_that_is_refused(spark, guarded, job_dir) -> None:
     _, servers = guarded
     env = copy_job(spark, job_dir, servers, "in", "out", options=login("stranger"))
-    error = assert_refused(env, BrokerUnavailableError, job_dir, servers, "security options")
+    error = assert_refused(env, AuthorizationError, job_dir, servers, "refuses the login", "sasl.jaas.config")
     assert "stranger-secret" not in str(error)
