@@ -94,6 +94,13 @@ class KafkaAdmin:
     ) -> None:
         self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
 
+    @classmethod
+    def over(cls, wire: KafkaWire) -> KafkaAdmin:
+        """Return an admin that asks over `wire`; the two are used, and closed, as one."""
+        admin = cls.__new__(cls)
+        admin._wire = wire
+        return admin
+
     def close(self) -> None:
         """Close the connection; a later call opens it again."""
         self._wire.close()
@@ -145,7 +152,7 @@ class KafkaAdmin:
 
     def beginning_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the first offset that each partition still holds."""
-        return self._offsets(places, OffsetSpec.EARLIEST, Isolation.READ_UNCOMMITTED)
+        return self._offsets(dict.fromkeys(places, OffsetSpec.EARLIEST), Isolation.READ_UNCOMMITTED)
 
     def end_offsets(
         self, places: Iterable[Place], isolation: Isolation = Isolation.READ_COMMITTED
@@ -159,7 +166,23 @@ class KafkaAdmin:
         InputLostError
             If a partition does not exist.
         """
-        return self._offsets(places, OffsetSpec.LATEST, isolation)
+        return self._offsets(dict.fromkeys(places, OffsetSpec.LATEST), isolation)
+
+    def offsets_at(
+        self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[Place, int | None]:
+        """Return the offset of each partition's first record that is at least as late.
+
+        None stands for "no such record that a reader may see yet". Timestamps are milliseconds
+        since 1970, not negative; Kafka takes negative ones for other questions.
+
+        Raises
+        ------
+        InputLostError
+            If a partition does not exist.
+        """
+        found = self._offsets(timestamps_ms, isolation)
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -315,8 +338,8 @@ class KafkaAdmin:
         except AuthorizationError:
             return {}
 
-    def _offsets(self, places: Iterable[Place], spec: Any, isolation: Isolation) -> dict[Place, int]:
-        wanted = {TopicPartition(*place): spec for place in places}
+    def _offsets(self, specs: Mapping[Place, Any], isolation: Isolation) -> dict[Place, int]:
+        wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
         if not wanted:
             return {}
 
