@@ -370,7 +370,9 @@ _ABORT_OUTCOMES = {
 
 def _concluded(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
     if action is EndAction.COMMIT:
-        return CommitAnswer(_COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}")
+        return CommitAnswer(
+            _COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}", finding.fate is Fate.ABORTED
+        )
     outcome = _ABORT_OUTCOMES[finding.fate]
     if outcome is Outcome.FENCED:
         return CommitAnswer(outcome, f"was committed by another owner ({said}; {finding.detail})")

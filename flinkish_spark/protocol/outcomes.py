@@ -28,7 +28,13 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """An outcome with its reason, for logs, receipts and error messages."""
+    """An outcome with its reason, for logs, receipts and error messages.
+
+    `is_proven_aborted` goes with LOST only: the system's own log says that the data was rolled
+    back. Without it the proof itself is gone (expired, deleted), so the data may have been
+    visible once, and nobody may write it a second time.
+    """
 
     outcome: Outcome
     detail: str = ""
+    is_proven_aborted: bool = False
