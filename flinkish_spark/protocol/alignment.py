@@ -4,17 +4,58 @@ Every (sink, channel) must show its barrier exactly once in the micro-batch that
 checkpoint. A channel is one upstream partition: the control source has one, a keyed operator has
 one per shuffle partition. A barrier that is missing, doubled or unknown declines the checkpoint
 with a reason that names sink and channel.
+
+A Kafka source that injects barriers itself has one channel per Kafka partition, and partitions are
+added while a job runs. Its channels are *announced*: each says how many there are.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import SinkAck
+
+_INDEX_BITS = 32
+
+
+class Announced(enum.Enum):
+    """Stands for "as many channels as the barriers themselves say"."""
+
+    ANNOUNCED = "ANNOUNCED"
+
+
+#: The channels whose barriers an operator or a sink must see.
+ExpectedChannels = frozenset[int] | Announced
+
+
+def announced_channel(index: int, total: int) -> int:
+    """Return the number of channel `index` of `total`.
+
+    Examples
+    --------
+    >>> sorted(expected_of([announced_channel(1, 2)], Announced.ANNOUNCED)) == [
+    ...     announced_channel(0, 2), announced_channel(1, 2)]
+    True
+    """
+    if not 0 <= index < total < 1 << _INDEX_BITS - 1:
+        raise ValueError(f"there is no channel {index} of {total}")
+    return total << _INDEX_BITS | index
+
+
+def expected_of(seen: Collection[int], expected: ExpectedChannels) -> frozenset[int]:
+    """Return the channels that must show a barrier, given those that did.
+
+    Where they are announced and do not agree on their number, all that any of them announces are
+    expected, so the count cannot come out right.
+    """
+    if not isinstance(expected, Announced):
+        return expected
+    totals = {channel >> _INDEX_BITS for channel in seen}
+    return frozenset(announced_channel(index, total) for total in totals for index in range(total))
 
 
 class Alignment(enum.Enum):
@@ -35,7 +76,7 @@ class AlignmentReport:
 
 
 def count_barriers(
-    checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, frozenset[int]]
+    checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
 ) -> AlignmentReport:
     """Compare the barriers that the sinks saw with those that they must see.
 
@@ -55,10 +96,13 @@ def count_barriers(
     "sink 'totals' did not acknowledge"
     """
     by_sink = {ack.sink: ack for ack in acks}
-    for sink, channels in expected.items():
+    for sink, wanted in expected.items():
         if sink not in by_sink:
             return AlignmentReport(Alignment.MISSING, f"sink '{sink}' did not acknowledge")
         seen = Counter(b.channel for b in by_sink[sink].barriers if b.checkpoint == checkpoint)
+        channels = expected_of(seen, wanted)
+        if not channels:
+            return AlignmentReport(Alignment.MISSING, f"sink '{sink}' saw no barrier {checkpoint} at all")
         missing = sorted(channels - seen.keys())
         if missing:
             return AlignmentReport(

@@ -2,7 +2,13 @@ import itertools
 
 import pytest
 
-from flinkish_spark.protocol.alignment import Alignment, count_barriers
+from flinkish_spark.protocol.alignment import (
+    Alignment,
+    AlignmentReport,
+    Announced,
+    announced_channel,
+    count_barriers,
+)
 from flinkish_spark.protocol.checkpoint import (
     TRANSITIONS,
     CheckpointEvent,
@@ -154,3 +160,22 @@ def test_transactional_ids_are_parsed_exactly():
     assert TransactionalId.parse(str(one)) == one
     for text in (str(one) + "-7", "x" + str(one), str(one)[:-2], str(one).replace("flinkish", "flink")):
         assert TransactionalId.parse(text) is None
+
+
+def test_announced_channels_must_all_show_their_barrier() -> None:
+    three = [announced_channel(i, 3) for i in range(3)]
+
+    def report(channels: list[int]) -> AlignmentReport:
+        barriers = tuple(Barrier(CheckpointId(7), channel) for channel in channels)
+        ack = SinkAck("out", (TaskAck(0, 0, 0, barriers),))
+        return count_barriers(CheckpointId(7), [ack], {"out": Announced.ANNOUNCED})
+
+    assert report(three).alignment is Alignment.ALIGNED
+    assert report(three[:2]).alignment is Alignment.MISSING
+    assert report([]).alignment is Alignment.MISSING
+    assert report([*three, three[1]]).alignment is Alignment.DUPLICATE
+    # Channels that do not agree on how many they are.
+    assert report([announced_channel(0, 1), announced_channel(0, 2)]).alignment is Alignment.MISSING
+    for index, total in ((3, 3), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="there is no channel"):
+            announced_channel(index, total)

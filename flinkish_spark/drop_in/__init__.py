@@ -1,0 +1,5 @@
+"""The drop-in door: Spark's own `format("kafka")`, exactly once, by changing one word."""
+
+from flinkish_spark.drop_in.data_source import FORMAT_NAME, FlinkishKafka, register
+
+__all__ = ["FORMAT_NAME", "FlinkishKafka", "register"]

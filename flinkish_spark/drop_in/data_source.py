@@ -1,0 +1,95 @@
+"""`format("flinkish-kafka")` as Spark sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+
+from flinkish_spark.drop_in.sink_options import parse_sink
+from flinkish_spark.drop_in.source_options import parse_any, parse_batch, parse_stream
+from flinkish_spark.drop_in.steps import EpochObserver, SilentEpochObserver
+from flinkish_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.drop_in.stream_writer import KafkaStreamWriter
+
+FORMAT_NAME = "flinkish-kafka"
+
+
+class FlinkishKafka(DataSource):
+    """Kafka for Spark, exactly once, without a JAR.
+
+    Takes the options of Spark's own ``format("kafka")`` and has its columns; what differs is in
+    `docs/drop-in.md`. Made by Spark, in Python processes of its own.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        """Return the columns of a read, after a look at its options."""
+        from flinkish_spark.drop_in.rows import schema_of
+
+        return schema_of(parse_any(self.options))
+
+    def reader(self, schema: T.StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
+        from flinkish_spark.drop_in.batch_reader import KafkaBatchReader
+
+        return KafkaBatchReader(parse_batch(self.options))
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query."""
+        from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
+
+        return KafkaStreamReader(parse_stream(self.options))
+
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
+        """Return the writer of a streaming query."""
+        from flinkish_spark.drop_in.stream_writer import KafkaStreamWriter
+
+        return KafkaStreamWriter(parse_sink(self.options, schema), self.observer)
+
+    def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
+        """Refuse: a batch query has no checkpoint that a repetition could be recognised by."""
+        raise ConfigError(
+            f"format('{FORMAT_NAME}') writes streams only",
+            why="a batch query that is run again cannot be told from a new one",
+            what_to_do="use writeStream with trigger(availableNow=True), or format('kafka')",
+        )
+
+    @staticmethod
+    def observer() -> EpochObserver:
+        """Return who watches the steps of the sink; crash tests override it."""
+        return SilentEpochObserver()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("flinkish-kafka")` known to a session. Call it once per session.
+
+    Works on classic Spark and on Spark Connect; needs this package on the driver and on the
+    executors, and no JAR.
+
+    Parameters
+    ----------
+    spark
+        The session.
+
+    Examples
+    --------
+    >>> register(spark)  # doctest: +SKIP
+    >>> query = (  # doctest: +SKIP
+    ...     df.writeStream.format("flinkish-kafka")
+    ...     .option("kafka.bootstrap.servers", "broker:9092")
+    ...     .option("topic", "totals")
+    ...     .option("checkpointLocation", "/data/checkpoints/totals")
+    ...     .start()
+    ... )
+    """
+    spark.dataSource.register(FlinkishKafka)

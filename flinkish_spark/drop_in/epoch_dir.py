@@ -1,0 +1,190 @@
+"""What the drop-in sink keeps beside Spark's checkpoint, and its typed reads and writes.
+
+    <checkpointLocation>/flinkish-kafka/sink.json             uuid, part of all transactional ids
+    <checkpointLocation>/flinkish-kafka/attempts/<n>.json     planned attempts
+    <checkpointLocation>/flinkish-kafka/decisions/<n>.json    COMMIT or ABORT of attempt n: the write-ahead
+    <checkpointLocation>/flinkish-kafka/receipts/<batch>.json everything of the batch is committed
+
+The folder lives and dies with Spark's checkpoint: who deletes one must delete the other, and who
+copies one must copy both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flinkish_spark.errors import CorruptObjectError, JobDirError
+from flinkish_spark.protocol.envelope import FORMAT, EnvelopeError, NewerFormatError, seal, unseal
+from flinkish_spark.protocol.ids import BatchId, JobUuid
+from flinkish_spark.protocol.micro_batches import Attempt, AttemptDecision, AttemptNumber
+from flinkish_spark.protocol.records import Verdict
+from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
+
+T = TypeVar("T")
+
+FOLDER = "flinkish-kafka"
+#: How many batches keep their files. Spark runs only the newest one again; the rest are for people.
+_KEPT_BATCHES = 20
+
+
+class EpochDir:
+    """Typed access to the files of one drop-in sink.
+
+    Parameters
+    ----------
+    checkpoint_location
+        Spark's checkpoint of the query, absolute and local.
+    """
+
+    def __init__(self, checkpoint_location: Path) -> None:
+        self._spark_checkpoint = checkpoint_location
+        self._store = LocalStore(checkpoint_location / FOLDER)
+
+    def sink_uuid(self) -> JobUuid:
+        """Return the uuid of this sink, made at the first call."""
+        self._store.create_if_absent("sink.json", seal("sink", {"uuid": uuid.uuid4().hex}))
+        return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
+
+    # -- attempts -------------------------------------------------------------------------------
+    def newest_attempt(self) -> Attempt | None:
+        """Return the attempt that was planned last, by any driver."""
+        numbers = self._numbers("attempts")
+        return None if not numbers else self._read(_attempt_key(max(numbers)), "attempt", Attempt.from_json)
+
+    def attempt(self, number: AttemptNumber) -> Attempt | None:
+        """Return a planned attempt, or None if it is no longer kept."""
+        try:
+            return self._read(_attempt_key(int(number)), "attempt", Attempt.from_json)
+        except ObjectMissing:
+            return None
+
+    def create_attempt(self, attempt: Attempt) -> CreateResult:
+        """Take an attempt number; exactly one driver can."""
+        return self._store.create_if_absent(
+            _attempt_key(int(attempt.number)), seal("attempt", attempt.to_json())
+        )
+
+    def undecided_attempts(self) -> tuple[AttemptNumber, ...]:
+        """Return the attempts that nobody has decided, in order."""
+        open_numbers = self._numbers("attempts") - self._numbers("decisions")
+        return tuple(AttemptNumber(n) for n in sorted(open_numbers))
+
+    # -- decisions ------------------------------------------------------------------------------
+    def create_decision(self, decision: AttemptDecision) -> CreateResult:
+        """Decide an attempt once and for all; EXISTS means somebody else did."""
+        return self._store.create_if_absent(
+            f"decisions/{decision.attempt}.json", seal("attempt-decision", decision.to_json())
+        )
+
+    def decision(self, attempt: AttemptNumber) -> AttemptDecision | None:
+        """Return the decision, or None while the attempt is open."""
+        try:
+            return self._decision(int(attempt))
+        except ObjectMissing:
+            return None
+
+    def decisions(self) -> tuple[AttemptDecision, ...]:
+        """Return all decisions that are kept, in order of attempt."""
+        return tuple(self._decision(n) for n in sorted(self._numbers("decisions")))
+
+    # -- receipts -------------------------------------------------------------------------------
+    def create_receipt(self, batch: BatchId, body: Mapping[str, Any]) -> CreateResult:
+        """Confirm a batch. EXISTS is harmless: somebody finished the same work."""
+        return self._store.create_if_absent(f"receipts/{batch}.json", seal("batch-receipt", body))
+
+    def has_receipt(self, batch: BatchId) -> bool:
+        """Return whether everything of a batch is committed."""
+        return batch.value in self._numbers("receipts")
+
+    def newest_receipt(self) -> BatchId | None:
+        """Return the newest confirmed batch."""
+        numbers = self._numbers("receipts")
+        return BatchId(max(numbers)) if numbers else None
+
+    # -- Spark's own ----------------------------------------------------------------------------
+    def offsets_sha256(self, batch: BatchId) -> str:
+        """Return the digest of what Spark logged as the batch's offsets, without its metadata line.
+
+        Raises
+        ------
+        JobDirError
+            Spark has no such entry there: the option names another folder than Spark uses.
+        """
+        entry = self._spark_checkpoint / "offsets" / str(batch)
+        try:
+            lines = entry.read_text(encoding="utf-8").strip().split("\n")
+        except FileNotFoundError:
+            raise JobDirError(
+                f"Spark's checkpoint in {self._spark_checkpoint} has no offsets of batch {batch}",
+                why="the option checkpointLocation of the sink is not where Spark keeps its checkpoint",
+                what_to_do="give the same absolute path as the query's checkpointLocation",
+            ) from None
+        return hashlib.sha256("\n".join([lines[0], *lines[2:]]).encode()).hexdigest()
+
+    # -- retention ------------------------------------------------------------------------------
+    def prune(self) -> None:
+        """Delete what belongs to batches long confirmed; the newest attempt always stays."""
+        receipts = self._numbers("receipts")
+        if len(receipts) <= _KEPT_BATCHES + _KEPT_BATCHES // 2:
+            return
+        oldest_kept = sorted(receipts)[-_KEPT_BATCHES]
+        newest = max(self._numbers("attempts"))
+        kept_from = min(
+            (
+                int(d.attempt)
+                for d in self.decisions()
+                if d.batch is not None and d.batch.value >= oldest_kept
+            ),
+            default=newest,
+        )
+        for number in sorted(n for n in self._numbers("attempts") if n < kept_from):
+            # This order matters: an attempt without its decision would look open.
+            self._store.delete(_attempt_key(number))
+            self._store.delete(f"decisions/{number}.json")
+        for number in (n for n in receipts if n < oldest_kept):
+            self._store.delete(f"receipts/{number}.json")
+
+    # -- helpers --------------------------------------------------------------------------------
+    def _decision(self, number: int) -> AttemptDecision:
+        key = f"decisions/{number}.json"
+        found = self._read(key, "attempt-decision", AttemptDecision.from_json)
+        if int(found.attempt) != number:
+            raise CorruptObjectError(f"{key} is about attempt {found.attempt}", key=key)
+        return found
+
+    def _numbers(self, folder: str) -> frozenset[int]:
+        names = (key.rsplit("/", 1)[1] for key in self._store.list(folder))
+        stems = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+        return frozenset(int(stem) for stem in stems if stem.isdecimal())
+
+    def _read(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
+        data = self._store.read(key)
+        try:
+            return parse(unseal(kind, data))
+        except NewerFormatError as error:
+            raise JobDirError(
+                f"{key} was {error}",
+                why=f"this version of flinkish_spark writes format {FORMAT}",
+                what_to_do="use the newer version of flinkish_spark that wrote it",
+                key=key,
+            ) from error
+        except (EnvelopeError, ValueError, KeyError, TypeError) as error:
+            raise CorruptObjectError(
+                f"{key} below {self._store.root} cannot be trusted",
+                why=str(error),
+                what_to_do="restore the file from a backup; nothing is guessed in its place",
+                key=key,
+            ) from error
+
+
+def committed(decision: AttemptDecision | None) -> bool:
+    """Return whether a decision is COMMIT."""
+    return decision is not None and decision.verdict is Verdict.COMMIT
+
+
+def _attempt_key(number: int) -> str:
+    return f"attempts/{number}.json"

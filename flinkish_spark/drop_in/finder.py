@@ -1,0 +1,118 @@
+"""What the brokers have now: partitions, first and last offsets, offsets for timestamps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from flinkish_spark.drop_in.offset_plan import Place
+from flinkish_spark.drop_in.source_options import EARLIEST, LATEST, Bound, NoOffsetStrategy, SourceOptions
+from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.kafka.positions import Positions, TopicPartitions, TopicPattern
+
+
+class OffsetFinder:
+    """Turns options into offsets by asking the brokers; one per reader, on the driver.
+
+    Parameters
+    ----------
+    positions
+        The brokers.
+    options
+        Of the source.
+    """
+
+    def __init__(self, positions: Positions, options: SourceOptions) -> None:
+        self._positions, self._options = positions, options
+
+    def places(self) -> frozenset[Place]:
+        """Return the partitions to read now.
+
+        Raises
+        ------
+        GraphError
+            A topic that was named does not exist.
+        """
+        wanted = self._options.subscription
+        if wanted.assigned:
+            existing = self._existing({topic for topic, _ in wanted.assigned})
+            for topic, partition in wanted.assigned:
+                if partition >= existing[topic].partitions:
+                    raise GraphError(
+                        f"the topic '{topic}' has no partition {partition}",
+                        why=f"it has {existing[topic].partitions} partitions",
+                        what_to_do="correct the option 'assign'",
+                    )
+            return frozenset(wanted.assigned)
+        if wanted.pattern:
+            return frozenset(Positions.places(self._positions.matching(TopicPattern(wanted.pattern))))
+        return frozenset(Positions.places(self._existing(set(wanted.topics))))
+
+    def _existing(self, topics: set[str]) -> dict[str, TopicPartitions]:
+        existing = self._positions.topics(topics)
+        missing = sorted(topics - existing.keys())
+        if missing:
+            raise GraphError(
+                f"the topic '{missing[0]}' does not exist",
+                why=f"the brokers at {self._options.connection.servers} do not know it",
+                what_to_do="create it, or correct its name",
+                topic=missing[0],
+            )
+        return existing
+
+    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return first offsets."""
+        return self._positions.earliest(places)
+
+    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return last offsets, under the source's isolation."""
+        return self._positions.latest(places, self._options.reader.isolation)
+
+    def starting(self) -> dict[Place, int]:
+        """Return where a new query begins, for every partition."""
+        return self._resolved(self._options.starting, "starting")
+
+    def ending(self) -> dict[Place, int]:
+        """Return where a batch read ends, for every partition."""
+        return self._resolved(self._options.ending, "ending")
+
+    def _resolved(self, bound: Bound, side: str) -> dict[Place, int]:
+        places = self.places()
+        if bound.everywhere is not None:
+            return self.earliest(places) if bound.everywhere == EARLIEST else self.latest(places)
+        if bound.offsets is not None:
+            _check_same_places(places, bound.offsets, f"{side}Offsets")
+            symbols = {LATEST: self.latest, EARLIEST: self.earliest}
+            found = {place: offset for place, offset in bound.offsets.items() if offset >= 0}
+            for symbol, ask in symbols.items():
+                found.update(ask([place for place, offset in bound.offsets.items() if offset == symbol]))
+            return found
+        if bound.timestamp_ms is not None:
+            return self._at_times(dict.fromkeys(places, bound.timestamp_ms), side)
+        assert bound.timestamps_ms is not None
+        _check_same_places(places, bound.timestamps_ms, f"{side}OffsetsByTimestamp")
+        return self._at_times(bound.timestamps_ms, side)
+
+    def _at_times(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
+        asked = self._positions.at_timestamps(wanted, self._options.reader.isolation)
+        found = {place: offset for place, offset in asked.items() if offset is not None}
+        behind = sorted(set(wanted) - found.keys())
+        # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
+        if behind and side == "starting" and self._options.when_no_offset is NoOffsetStrategy.ERROR:
+            topic, partition = behind[0]
+            raise ConfigError(
+                f"no record of {topic}-{partition} is as new as the timestamp {wanted[behind[0]]}",
+                what_to_do="choose an earlier timestamp, or set startingOffsetsByTimestampStrategy to latest",
+            )
+        found.update(self.latest(behind))
+        return found
+
+
+def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], option: str) -> None:
+    if places != given.keys():
+        odd = sorted(places ^ given.keys())[0]
+        state = "is not in it" if odd in places else "is not read by this source"
+        raise ConfigError(
+            f"the option '{option}' and the partitions that are read differ: {odd[0]}-{odd[1]} {state}",
+            what_to_do="name every partition: -2 stands for the first offset, -1 for the end",
+            option=option,
+        )

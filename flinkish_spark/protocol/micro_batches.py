@@ -1,0 +1,256 @@
+"""One micro-batch as one epoch: the rules of a sink that has neither barriers nor a coordinator.
+
+A plain Spark query commits per micro-batch. Spark plans an attempt, its tasks stage, the driver
+commits, and Spark writes commits/N; after a crash in between, Spark runs batch N again over the
+same offsets. So the unit of decision is the *attempt*:
+
+- Every planned attempt takes the next number. At most one attempt of a batch is decided COMMIT.
+- A new attempt first seals all earlier ones that are undecided with ABORT, create-if-absent: a
+  zombie driver can decide nothing once its successor has planned.
+- An attempt of a batch that is decided already finishes the recorded commit and aborts itself.
+- A part of a decided batch that is proven to be rolled back may be replaced by the same task's
+  part of a later attempt, if rows and digest agree. That, too, is a decision (`mends`).
+
+Pure: no file, no clock, no Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.records import Verdict
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptNumber:
+    """Number of a planned attempt; rises by one with each, over all batches and drivers."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 1:
+            raise ValueError(f"an attempt number is an integer >= 1, got {self.value!r}")
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A planned attempt and the block of transactional ids that its tasks use.
+
+    Parameters
+    ----------
+    number
+        Its place in the order of all attempts.
+    block
+        Part of the transactional ids of its tasks.
+    highest_block
+        Highest block that any attempt had so far.
+    """
+
+    number: AttemptNumber
+    block: int
+    highest_block: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {"number": int(self.number), "block": self.block, "highest_block": self.highest_block}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Attempt:
+        """Read the stored form."""
+        return cls(AttemptNumber(value["number"]), int(value["block"]), int(value["highest_block"]))
+
+
+def next_attempt(newest: Attempt | None, *, newest_is_confirmed: bool) -> Attempt:
+    """Return the attempt that is planned after `newest`.
+
+    A block is used again only when its last attempt is confirmed: then no handle made from it can
+    be needed. The block of an attempt that was cut off is given up for ever, since its tasks may
+    still be alive somewhere and would fence, or be fenced by, their successors.
+    """
+    if newest is None:
+        return Attempt(AttemptNumber(1), 1, 1)
+    number = AttemptNumber(newest.number.value + 1)
+    if newest_is_confirmed:
+        return Attempt(number, newest.block, newest.highest_block)
+    return Attempt(number, newest.highest_block + 1, newest.highest_block + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """What one task staged.
+
+    Parameters
+    ----------
+    partition
+        Spark partition index of the task.
+    rows, digest
+        How many rows, and their order-independent 64-bit digest.
+    payload
+        The committable as the sink stores it; None for a task without rows.
+    """
+
+    partition: int
+    rows: int
+    digest: int
+    payload: Json | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        payload = None if self.payload is None else dict(self.payload)
+        return {
+            "partition": self.partition,
+            "rows": self.rows,
+            "digest": str(self.digest),
+            "payload": payload,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> StagedPart:
+        """Read the stored form."""
+        payload = value["payload"]
+        if payload is not None and not isinstance(payload, dict):
+            raise ValueError(f"the payload of a part is a {type(payload).__name__}")
+        return cls(int(value["partition"]), int(value["rows"]), int(value["digest"]), payload)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDecision:
+    """The one create-if-absent object per attempt.
+
+    Parameters
+    ----------
+    attempt, verdict
+        ABORT seals the attempt; COMMIT makes its parts the content of the batch.
+    batch
+        Spark's id of the micro-batch; None for an ABORT by a later attempt, which does not know it.
+    parts
+        What is to be committed.
+    offsets_sha256
+        Digest of Spark's offset log entry of the batch: the same id with other offsets is another
+        batch, which must not be taken for a repetition.
+    mends
+        Whether the parts replace lost parts of the batch's first COMMIT.
+    reason
+        For people.
+    """
+
+    attempt: AttemptNumber
+    verdict: Verdict
+    batch: BatchId | None = None
+    parts: tuple[StagedPart, ...] = ()
+    offsets_sha256: str = ""
+    mends: bool = False
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "attempt": int(self.attempt),
+            "verdict": self.verdict.value,
+            "batch": None if self.batch is None else int(self.batch),
+            "parts": [part.to_json() for part in self.parts],
+            "offsets_sha256": self.offsets_sha256,
+            "mends": self.mends,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> AttemptDecision:
+        """Read the stored form."""
+        decision = cls(
+            AttemptNumber(value["attempt"]),
+            Verdict(value["verdict"]),
+            None if value["batch"] is None else BatchId(value["batch"]),
+            tuple(StagedPart.from_json(part) for part in value["parts"]),
+            str(value["offsets_sha256"]),
+            bool(value["mends"]),
+            str(value["reason"]),
+        )
+        if decision.verdict is Verdict.COMMIT and decision.batch is None:
+            raise ValueError(f"the decision of attempt {decision.attempt} is COMMIT without a batch")
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """A batch that was decided COMMIT: its first decision and the mends of its lost parts."""
+
+    first: AttemptDecision
+    mends: tuple[AttemptDecision, ...]
+
+    @property
+    def batch(self) -> BatchId:
+        """Spark's id."""
+        assert self.first.batch is not None
+        return self.first.batch
+
+    def candidates(self, part: StagedPart) -> tuple[StagedPart, ...]:
+        """Return what may be committed for `part`, oldest first; the first that commits is it."""
+        later = [p for mend in self.mends for p in mend.parts if p.partition == part.partition]
+        return (part, *later)
+
+
+def decided_batches(decisions: Iterable[AttemptDecision]) -> tuple[DecidedBatch, ...]:
+    """Return the batches with a COMMIT, in order of batch.
+
+    Raises
+    ------
+    ValueError
+        Two attempts decided the same batch: the rules were broken.
+    """
+    commits = sorted((d for d in decisions if d.verdict is Verdict.COMMIT), key=lambda d: d.attempt)
+    found: dict[BatchId, list[AttemptDecision]] = {}
+    for decision in commits:
+        assert decision.batch is not None
+        of_batch = found.setdefault(decision.batch, [])
+        if of_batch and not decision.mends:
+            raise ValueError(
+                f"attempts {of_batch[0].attempt} and {decision.attempt} both decided batch {decision.batch}"
+            )
+        if not of_batch and decision.mends:
+            raise ValueError(f"attempt {decision.attempt} mends batch {decision.batch}, which nobody decided")
+        of_batch.append(decision)
+    return tuple(DecidedBatch(ds[0], tuple(ds[1:])) for _, ds in sorted(found.items()))
+
+
+def why_not_replaceable(
+    lost: Sequence[StagedPart], proven_aborted: frozenset[int], offered: Mapping[int, StagedPart]
+) -> str:
+    """Return why the lost parts cannot be replaced by an attempt's parts; empty if they can.
+
+    Parameters
+    ----------
+    lost
+        Parts of the decided batch that can no longer be committed.
+    proven_aborted
+        Partitions of those of which the log says that they were rolled back.
+    offered
+        The attempt's own parts, by partition.
+    """
+    for part in lost:
+        mine = offered.get(part.partition)
+        if part.partition not in proven_aborted:
+            return (
+                f"the proof of what became of task {part.partition} is gone, "
+                "so its rows may have been visible already"
+            )
+        if mine is None or mine.payload is None:
+            return f"the attempt staged nothing in task {part.partition}"
+        if (mine.rows, mine.digest) != (part.rows, part.digest):
+            return (
+                f"task {part.partition} staged {part.rows} rows then and {mine.rows} rows now"
+                if mine.rows != part.rows
+                else f"task {part.partition} staged {part.rows} rows both times, but other ones"
+            )
+    return ""

@@ -1,0 +1,109 @@
+"""A query with the drop-in door on both ends, that can be stopped at a step and shot there.
+
+Everything that changes from one start to the next is in the directory FLINKISH_TRIPWIRE: a file
+`armed` with "<step>:<moment>:<occurrence>". Whoever gets there renames it to `reached`, writes its pid
+into `pid`, and waits until `reached` is gone. The steps are taken in several processes, so they are
+counted in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from flinkish_spark.drop_in import FlinkishKafka
+from flinkish_spark.drop_in.steps import EpochStep
+
+TRIPWIRE = "FLINKISH_TRIPWIRE"
+
+
+class Tripwire:
+    """Waits at the armed step."""
+
+    def __init__(self) -> None:
+        self._directory = Path(os.environ[TRIPWIRE])
+
+    def before(self, step: EpochStep, subject: str) -> None:
+        self._at(f"{step.value}:before")
+
+    def after(self, step: EpochStep, subject: str) -> None:
+        self._at(f"{step.value}:after")
+
+    def _at(self, place: str) -> None:
+        armed, reached = self._directory / "armed", self._directory / "reached"
+        with contextlib.suppress(FileNotFoundError):
+            wanted, _, occurrence = armed.read_text().rpartition(":")
+            if wanted != place:
+                return
+            count = self._directory / "count"
+            seen = len(count.read_text()) + 1 if count.exists() else 1
+            count.write_text("x" * seen)
+            if seen < int(occurrence):
+                return
+            (self._directory / "pid").write_text(str(os.getpid()))
+            os.rename(armed, reached)
+            deadline = time.monotonic() + 120
+            while reached.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+class WatchedKafka(FlinkishKafka):
+    """The product's data source with a tripwire."""
+
+    @staticmethod
+    def observer() -> Tripwire:
+        return Tripwire()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--bootstrap-servers", "--checkpoint", "--input", "--output", "--scratch"):
+        parser.add_argument(name, required=True)
+    args = parser.parse_args()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", f"{args.scratch}/local")
+        .config("spark.sql.warehouse.dir", f"{args.scratch}/warehouse")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(WatchedKafka)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    kafka = {"kafka.bootstrap.servers": args.bootstrap_servers}
+    while not stopping.is_set():
+        records = (
+            spark.readStream.format("flinkish-kafka")
+            .options(**kafka)
+            .options(subscribe=args.input, startingOffsets="earliest", maxOffsetsPerTrigger="2000")
+            .option("flinkish.group.id", "door")
+            .load()
+        )
+        query = (
+            records.select("key", "value")
+            .writeStream.format("flinkish-kafka")
+            .options(**kafka)
+            .options(topic=args.output, checkpointLocation=args.checkpoint)
+            .start()
+        )
+        try:
+            while not stopping.is_set() and not query.awaitTermination(0.2):
+                pass
+            query.stop()
+        except StreamingQueryException as failed:
+            # What a worker's death looks like; a person would start the query again.
+            print("the query failed:", str(failed).split("JVM stacktrace")[0][:3000], flush=True)
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

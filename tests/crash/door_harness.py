@@ -1,0 +1,227 @@
+"""Runs the drop-in query through crashes and counts what readers see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.process import JobProcess, Victim
+from demo.producer import OrderProducer
+from demo.rig import ROOT, _environment
+from flinkish_spark.drop_in.epoch_dir import EpochDir
+from flinkish_spark.drop_in.steps import EpochStep
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.testing.broker import LocalBroker
+from tests.crash.door_app import TRIPWIRE
+from tests.support import read_committed
+
+APP = Path(__file__).with_name("door_app.py")
+_IN, _OUT = "door-in", "door-out"
+_PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True)
+class At:
+    """Kill `victim` at a step; the process that takes it lives on as a zombie unless it is hit."""
+
+    step: EpochStep
+    moment: str
+    victim: Victim
+    occurrence: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.victim.value} at {self.step.value}:{self.moment}:{self.occurrence}"
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Kill `victim` at a moment of chance."""
+
+    victim: Victim
+
+    def __str__(self) -> str:
+        return f"{self.victim.value} at random"
+
+
+Crash = At | Shot
+
+_V = Victim
+#: Every step on both sides, every kind of victim, and moments of chance. `plan:before` comes right
+#: behind Spark's commits/N, `receipt:after` right before it.
+EVERY_POINT: tuple[Crash, ...] = (
+    At(EpochStep.PLAN, "before", _V.GROUP, 2),
+    At(EpochStep.PLAN, "after", _V.DRIVER, 2),
+    Shot(_V.WORKER),
+    At(EpochStep.DECISION, "before", _V.JVM, 2),
+    At(EpochStep.DECISION, "after", _V.GROUP, 2),
+    Shot(_V.DRIVER),
+    At(EpochStep.END_TRANSACTION, "before", _V.DRIVER, 2),
+    At(EpochStep.END_TRANSACTION, "after", _V.GROUP, 1),
+    Shot(_V.JVM),
+    At(EpochStep.END_TRANSACTION, "before", _V.WORKER, 3),
+    At(EpochStep.END_TRANSACTION, "after", _V.JVM, 2),
+    Shot(_V.GROUP),
+    At(EpochStep.RECEIPT, "before", _V.GROUP, 2),
+    At(EpochStep.RECEIPT, "after", _V.DRIVER, 1),
+    Shot(_V.WORKER),
+    At(EpochStep.DECISION, "before", _V.WORKER, 1),
+    At(EpochStep.DECISION, "after", _V.DRIVER, 1),
+    At(EpochStep.PLAN, "before", _V.JVM, 2),
+    At(EpochStep.RECEIPT, "after", _V.WORKER, 2),
+    Shot(_V.GROUP),
+)
+
+
+@dataclass(frozen=True)
+class DoorOutcome:
+    """What a run left."""
+
+    sent: int
+    lost: int
+    doubled: int
+    open_transactions: int
+    group_lag: int
+    batches: int
+    seconds: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.lost or self.doubled or self.open_transactions or self.group_lag)
+
+
+class DoorRun:
+    """Runs one query through a list of crashes.
+
+    Parameters
+    ----------
+    directory
+        Emptied at the start, kept at the end: what went wrong is in ``driver.log``.
+    seed
+        Of the records and all moments.
+    """
+
+    def __init__(self, directory: Path, *, seed: int, rate: float = 800.0) -> None:
+        self._directory, self._seed, self._rate = directory, seed, rate
+        self._chance = random.Random(seed)
+        self._checkpoint, self._wire = directory / "checkpoint", directory / "tripwire"
+
+    def run(self, crashes: Sequence[Crash]) -> DoorOutcome:
+        """Crash, restart, crash, ...; at last let the query finish, stop it, and count."""
+        began = time.monotonic()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._wire.mkdir(parents=True)
+        with ExitStack() as stack:
+            broker = LocalBroker(self._directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+            servers = stack.enter_context(broker).bootstrap_servers
+            with KafkaAdmin(KafkaConnection(servers)) as admin:
+                admin.create_topic(_IN, 3)
+                admin.create_topic(_OUT, 3)
+            producer = OrderProducer(servers, _IN, seed=self._seed, rate=self._rate)
+            producer.start()
+            job = JobProcess(
+                self._command(servers),
+                {**_environment(), TRIPWIRE: str(self._wire)},
+                self._directory / "driver.log",
+                self._chance,
+            )
+            stack.callback(job.reap)
+            for number, crash in enumerate(crashes, 1):
+                self._crash(job, crash)
+                print(f"{time.monotonic() - began:6.1f} s  {number:3}  {crash}", flush=True)
+            self._await_batches(job, 2)
+            producer.stop()
+            producer.join(30)
+            return self._finish(job, servers, began)
+
+    def _command(self, servers: str) -> list[str]:
+        return [
+            sys.executable, str(APP), "--bootstrap-servers", servers, "--input", _IN, "--output", _OUT,
+            "--checkpoint", str(self._checkpoint), "--scratch", str(self._directory / "scratch"),
+        ]  # fmt: skip
+
+    # -- crashing -------------------------------------------------------------------------------
+    def _crash(self, job: JobProcess, crash: Crash) -> None:
+        if isinstance(crash, Shot):
+            self._start(job)
+            self._await_batches(job, 1)
+            time.sleep(self._chance.uniform(0, 2.5))
+            job.kill(crash.victim)
+            return
+        (self._wire / "count").unlink(missing_ok=True)
+        (self._wire / "armed").write_text(f"{crash.step.value}:{crash.moment}:{crash.occurrence}")
+        self._start(job)
+        reached = self._wire / "reached"
+        self._wait(job, reached.exists, f"reach {crash}")
+        if crash.victim is Victim.WORKER:
+            os.kill(int((self._wire / "pid").read_text()), signal.SIGKILL)
+        else:
+            job.kill(crash.victim)
+        # Whoever waits there and was not hit goes on now, as a zombie of the one that was.
+        with contextlib.suppress(FileNotFoundError):
+            reached.unlink()
+
+    @staticmethod
+    def _start(job: JobProcess) -> None:
+        if not job.is_alive:
+            job.start()
+
+    def _batches(self) -> int:
+        newest = EpochDir(self._checkpoint).newest_receipt() if self._checkpoint.exists() else None
+        return -1 if newest is None else newest.value
+
+    def _await_batches(self, job: JobProcess, count: int) -> None:
+        self._start(job)
+        seen = self._batches()
+        self._wait(job, lambda: self._batches() >= seen + count, "commit micro-batches")
+
+    @staticmethod
+    def _wait(job: JobProcess, condition, what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if not job.is_alive:
+                raise job.failed(f"ended by itself with status {job.status}")
+            if time.monotonic() > deadline:
+                raise job.failed(f"did not {what} within {_PATIENCE_S:g} s")
+            time.sleep(0.02)
+
+    # -- counting -------------------------------------------------------------------------------
+    def _finish(self, job: JobProcess, servers: str, began: float) -> DoorOutcome:
+        sent = _content(servers, _IN)
+        self._wait(job, lambda: _lag(servers) == 0, "finish the input")
+        if job.terminate(60) != 0:
+            raise job.failed("was stopped gracefully and ended otherwise")
+        job.reap()
+        found = _content(servers, _OUT)
+        with TransactionClient(KafkaConnection(servers)) as client:
+            left = client.list_of_job(EpochDir(self._checkpoint).sink_uuid())
+        return DoorOutcome(
+            sent=sum(sent.values()),
+            lost=sum((sent - found).values()),
+            doubled=sum((found - sent).values()),
+            open_transactions=len(left),
+            group_lag=_lag(servers),
+            batches=self._batches() + 1,
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+
+def _content(servers: str, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:
+    return Counter((record.key, record.value) for record in read_committed(servers, topic))
+
+
+def _lag(servers: str) -> int:
+    with KafkaAdmin(KafkaConnection(servers)) as admin:
+        ends = admin.end_offsets([(_IN, p) for p in range(3)])
+        done = admin.committed_offsets("door")
+    return sum(end - done.get(place, 0) for place, end in ends.items())

@@ -1,0 +1,27 @@
+"""Twenty kills of a query with the drop-in door on both ends: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demo.process import Victim
+from flinkish_spark.drop_in.steps import EpochStep
+from tests.crash.door_harness import EVERY_POINT, At, DoorRun, Shot
+
+
+def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
+    at = [crash for crash in EVERY_POINT if isinstance(crash, At)]
+    assert {(c.step, c.moment) for c in at} == {(s, m) for s in EpochStep for m in ("before", "after")}
+    assert {c.victim for c in at} == set(Victim)
+    assert {c.victim for c in EVERY_POINT if isinstance(c, Shot)} == set(Victim)
+    assert len(EVERY_POINT) == 20
+
+
+@pytest.mark.timeout(1_200)
+def test_twenty_kills_at_the_door(run_directory: Path) -> None:
+    outcome = DoorRun(run_directory, seed=4).run(EVERY_POINT)
+
+    assert outcome.is_exact, outcome
+    assert outcome.sent > 10_000, outcome
