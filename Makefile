@@ -16,6 +16,7 @@ PY    := $(VENV)/bin/python
 KILLS ?=
 SEED ?=
 ORDERS ?=
+ENGINE ?=
 ARGS ?=
 RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -46,8 +47,8 @@ jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp ## third-party JARs for S
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
-demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000]
-	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS))
+demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python]
+	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE))
 
 test: setup ## everything CI runs: lint types unit spark broker crash
 	@started=$$SECONDS; \

@@ -19,6 +19,7 @@ from flinkish_spark import (
     KeyedProcessFunction,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
+    configure_spark_with_delta_jars,
     configure_spark_with_jars,
 )
 
@@ -51,6 +52,7 @@ def build(spark, args, function=None):
             topics=["orders"],
             group_id="orders-app",
             value=Json("user STRING, product STRING, amount LONG, at TIMESTAMP"),
+            reader=args.engine,
         ),
         uid="orders",
     )
@@ -58,7 +60,13 @@ def build(spark, args, function=None):
         function or RunningTotal(), output="user STRING, total LONG, orders LONG", uid="totals"
     )
     totals.sink_to(
-        KafkaSink(bootstrap_servers=args.bootstrap_servers, topic="totals", key="user", value=Json()),
+        KafkaSink(
+            bootstrap_servers=args.bootstrap_servers,
+            topic="totals",
+            key="user",
+            value=Json(),
+            writer=args.engine,
+        ),
         uid="totals-kafka",
     )
     totals.sink_to(DeltaSink(args.table), uid="totals-delta")
@@ -71,6 +79,7 @@ def parse_args():
     parser.add_argument("--job-dir", required=True)
     parser.add_argument("--table", required=True)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--engine", choices=("jvm", "python"), default="jvm")
     parser.add_argument("--interval-ms", type=int, default=2_000)
     parser.add_argument("--jars", required=True, help="directory with the pinned JARs (make jars)")
     parser.add_argument("--scratch", required=True, help="directory for Spark's local files")
@@ -89,7 +98,11 @@ def session(args):
         .config("spark.sql.warehouse.dir", f"{args.scratch}/warehouse")
         .config("spark.databricks.delta.snapshotPartitions", "1")
     )
-    spark = configure_spark_with_jars(builder, args.jars).getOrCreate()
+    if args.engine == "jvm":
+        builder = configure_spark_with_jars(builder, args.jars)
+    else:
+        builder = configure_spark_with_delta_jars(builder, args.jars)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

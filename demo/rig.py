@@ -48,13 +48,22 @@ class Rig:
         Path of the app, which takes the arguments of `demo/app.py`.
     interval_ms
         Checkpoint interval of the job.
+    engine
+        Who reads and writes Kafka: ``jvm`` or ``python``.
     """
 
     def __init__(
-        self, directory: Path, program: Path, chance: random.Random, *, interval_ms: int = 2_000
+        self,
+        directory: Path,
+        program: Path,
+        chance: random.Random,
+        *,
+        interval_ms: int = 2_000,
+        engine: str = "jvm",
     ) -> None:
         self.directory = directory.resolve()
-        self._program, self._chance, self._interval_ms = program, chance, interval_ms
+        self._program, self._chance = program, chance
+        self._interval_ms, self._engine = interval_ms, engine
         self._stack = ExitStack()
         self.producer: OrderProducer | None = None
 
@@ -149,6 +158,7 @@ class Rig:
             "--job-dir": self._job_dir,
             "--table": self._table,
             "--interval-ms": self._interval_ms,
+            "--engine": self._engine,
             "--jars": ROOT / "build" / "jars",
             "--scratch": self.directory / "scratch",
         }

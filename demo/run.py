@@ -115,6 +115,9 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="orders, victims and moments (default: drawn and printed)")
     parser.add_argument("--orders", type=int, default=300_000)
     parser.add_argument("--rate", type=float, help="orders per second (default: so that all kills hit)")
+    parser.add_argument(
+        "--engine", choices=("jvm", "python"), default="jvm", help="who reads and writes Kafka"
+    )
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "demo")
     args = parser.parse_args(arguments)
     if args.kills < 0 or args.orders < 1 or (args.rate is not None and args.rate <= 0):
@@ -131,7 +134,7 @@ def main() -> int:
     console = Console()
     console.print(
         f"seed {args.seed}: {args.orders:,} orders at {args.rate:,.0f} a second, {args.kills} kills; "
-        f"again with make demo KILLS={args.kills} SEED={args.seed}",
+        f"again with make demo KILLS={args.kills} SEED={args.seed} ENGINE={args.engine}",
         highlight=False,
         soft_wrap=True,
     )
@@ -139,7 +142,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         with (
-            Rig(args.directory, ROOT / "demo" / "app.py", chance) as rig,
+            Rig(args.directory, ROOT / "demo" / "app.py", chance, engine=args.engine) as rig,
             Display(console, rig, args.orders) as display,
         ):
             verdict = run(rig, display, args, chance, story)
@@ -157,6 +160,7 @@ def main() -> int:
         "restarts": restarts,
         "query_restarts": query_restarts,
         "kills_while_input_arrived": story.hits_with_input,
+        "engine": args.engine,
         "seed": args.seed,
         "rate": round(args.rate),
         "seconds": round(time.monotonic() - started, 1),

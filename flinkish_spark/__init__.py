@@ -5,12 +5,17 @@ The public API; everything else may change.
 
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.datastream import DataStream, KeyedStream
+from flinkish_spark.drop_in import register
 from flinkish_spark.environment import JobClient, StreamExecutionEnvironment
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.functions import Context, KeyedProcessFunction, RuntimeContext
 from flinkish_spark.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-from flinkish_spark.session import configure_spark_with_jars, configure_spark_with_packages
+from flinkish_spark.session import (
+    configure_spark_with_delta_jars,
+    configure_spark_with_jars,
+    configure_spark_with_packages,
+)
 from flinkish_spark.sinks.delta import DeltaSink
 from flinkish_spark.sinks.kafka import KafkaSink
 from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
@@ -42,6 +47,8 @@ __all__ = [
     "StreamExecutionEnvironment",
     "ValueState",
     "ValueStateDescriptor",
+    "configure_spark_with_delta_jars",
     "configure_spark_with_jars",
     "configure_spark_with_packages",
+    "register",
 ]

@@ -17,7 +17,7 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError
 from flinkish_spark.job_dir import JobDir
-from flinkish_spark.protocol.alignment import Alignment, count_barriers
+from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers
 from flinkish_spark.protocol.checkpoint import CheckpointEvent, CheckpointState, PendingCheckpoint
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import Committable, Decision, Receipt, StagedBatch, Verdict
@@ -57,7 +57,7 @@ class CoordinatorParts:
     control: ControlFile
     confirmation: Confirmation
     committers: Mapping[str, Committer]
-    channels: Mapping[str, frozenset[int]]
+    channels: Mapping[str, ExpectedChannels]
     uids: tuple[str, ...]
     blocks: BlockPool
     gate: AdmissionGate

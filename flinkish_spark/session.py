@@ -86,6 +86,43 @@ def configure_spark_with_jars(
     return builder.config(map={**spark_conf([*pinned_jars(directory), *extra_jars])})
 
 
+def configure_spark_with_delta_jars(
+    builder: SparkSession.Builder, directory: str | Path
+) -> SparkSession.Builder:
+    """Let a session builder use Delta's JARs from this machine, and no other JAR.
+
+    For jobs whose Kafka sources and sinks run in Python (``reader="python"``, ``writer="python"``),
+    where neither Spark's Kafka connector nor the JAR of this package is needed. A job without Delta
+    needs no call at all.
+
+    Parameters
+    ----------
+    builder
+        ``SparkSession.builder``, or what its methods returned.
+    directory
+        Holds the pinned JARs, as `make jars` leaves them in ``build/jars``.
+
+    Returns
+    -------
+    SparkSession.Builder
+        The same builder.
+
+    Raises
+    ------
+    JarMissing
+        If a JAR is not there.
+
+    Examples
+    --------
+    >>> from pyspark.sql import SparkSession
+    >>> spark = configure_spark_with_delta_jars(  # doctest: +SKIP
+    ...     SparkSession.builder.master("local[2,4]"), "build/jars"
+    ... ).getOrCreate()
+    """
+    jars = [jar for jar in pinned_jars(directory) if jar.name.startswith("delta-")]
+    return builder.config(map={**DELTA_CONF, "spark.jars": ",".join(str(jar) for jar in jars)})
+
+
 def configure_spark_with_packages(
     builder: SparkSession.Builder, *, extra_packages: Iterable[str] = ()
 ) -> SparkSession.Builder:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.stream_graph import KeyedNode
+from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
@@ -37,7 +38,7 @@ class KeyedInput:
 
     frames: tuple[DataFrame, ...]
     schema: T.StructType
-    channels: frozenset[int]
+    channels: ExpectedChannels
     origins: Origins
 
 

@@ -28,6 +28,7 @@ from flinkish_spark.graph.stream_graph import (
     StreamNode,
     TransformNode,
 )
+from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
@@ -40,10 +41,24 @@ SOURCE_CHANNELS = frozenset({0})
 
 @dataclass(frozen=True)
 class RecordStream:
-    """Records of a source: own columns plus channel and sequence; barriers are still apart."""
+    """Records of a source: own columns plus channel and sequence; barriers are apart.
+
+    Parameters
+    ----------
+    barriers
+        Control columns of the barriers that belong to the records.
+    channels
+        On how many channels each barrier comes.
+    marked
+        Records and barriers in one frame, where the source made them so; a transform cannot keep
+        them together, since it would see the barriers.
+    """
 
     records: DataFrame
     origins: Origins
+    barriers: DataFrame
+    channels: ExpectedChannels
+    marked: DataFrame | None = None
 
     @property
     def schema(self) -> T.StructType:
@@ -60,7 +75,7 @@ class TaggedStream:
 
     frame: DataFrame
     schema: T.StructType
-    channels: frozenset[int]
+    channels: ExpectedChannels
     transforms: tuple[Transform, ...] = ()
 
 
@@ -89,7 +104,7 @@ class PlannedSink:
     columns: tuple[str, ...]
     fields: tuple[str, ...]
     schema: T.StructType
-    channels: frozenset[int]
+    channels: ExpectedChannels
     transforms: tuple[Transform, ...]
 
 
@@ -114,6 +129,7 @@ class Planner:
 
     def __init__(self, spark: SparkSession, control_path: str, partitions: int) -> None:
         self._spark = spark
+        self._control_path = control_path
         self._partitions = partitions
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
         self._barriers = control.select(
@@ -132,7 +148,8 @@ class Planner:
             self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent))
         for source in graph.sources:
             for side in source.source.side_outputs(self._spark, source.uid):
-                self._add_sink(bases, sinks, side.uid, side.sink, RecordStream(side.frame, Origins()))
+                letters = RecordStream(side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
+                self._add_sink(bases, sinks, side.uid, side.sink, letters)
         union: DataFrame | None = None
         for index, (_, stream) in enumerate(bases):
             part = _tag(stream, index)
@@ -148,10 +165,9 @@ class Planner:
 
     def _plan_node(self, node: StreamNode) -> PlannedStream:
         if isinstance(node, SourceNode):
-            records = node.source.load(self._spark)
-            own = T.StructType([f for f in records.schema if not f.name.startswith(C.PREFIX)])
-            check_field_names(own, f"the source '{node.uid}'")
-            return RecordStream(records, Origins(node.source.topics))
+            stream = self._plan_source(node)
+            check_field_names(stream.schema, f"the source '{node.uid}'")
+            return stream
         if isinstance(node, TransformNode):
             parent = self.stream(node.parent)
             if isinstance(parent, TaggedStream):
@@ -166,23 +182,42 @@ class Planner:
                 what_to_do="move the transform into the function of the operator before it",
             )
         if isinstance(parent, RecordStream):
-            given = KeyedInput(
-                (parent.records, self._barriers), parent.schema, SOURCE_CHANNELS, parent.origins
-            )
+            apart = (parent.records, parent.barriers)
+            frames = apart if parent.marked is None else (parent.marked,)
+            given = KeyedInput(frames, parent.schema, parent.channels, parent.origins)
         else:
             given = KeyedInput((parent.frame,), parent.schema, parent.channels, Origins())
         frame = plan_keyed(node, given, self._partitions)
         return TaggedStream(frame, node.output, frozenset(range(self._partitions)))
 
-    def _with_barriers(self, stream: RecordStream) -> DataFrame:
+    def _plan_source(self, node: SourceNode) -> RecordStream:
+        origins = Origins(node.source.topics)
+        marked = node.source.load_marked(self._spark, self._control_path)
+        if marked is None:
+            records = node.source.load(self._spark)
+            return RecordStream(records, origins, self._barriers, SOURCE_CHANNELS)
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        return RecordStream(
+            marked.where(is_record).drop(C.KIND, C.CHECKPOINT),
+            origins,
+            marked.where(~is_record).select(*C.CONTROL),
+            Announced.ANNOUNCED,
+            marked,
+        )
+
+    @staticmethod
+    def _with_barriers(stream: RecordStream) -> DataFrame:
+        fields = [F.col(C.quoted(name)) for name in stream.schema.names]
+        if stream.marked is not None:
+            return stream.marked.select(*C.CONTROL, *fields)
         records = stream.records.select(
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
             C.CHANNEL,
             C.SEQUENCE,
-            *[F.col(C.quoted(name)) for name in stream.schema.names],
+            *fields,
         )
-        return records.unionByName(self._barriers, allowMissingColumns=True)
+        return records.unionByName(stream.barriers, allowMissingColumns=True)
 
     def _add_sink(
         self,
@@ -194,7 +229,7 @@ class Planner:
     ) -> None:
         base: object
         if isinstance(stream, RecordStream):
-            tagged = TaggedStream(self._with_barriers(stream), stream.schema, SOURCE_CHANNELS)
+            tagged = TaggedStream(self._with_barriers(stream), stream.schema, stream.channels)
             base = stream
         else:
             tagged, base = stream, stream.frame
@@ -236,10 +271,10 @@ def _transform_records(stream: RecordStream, function: Transform) -> RecordStrea
     if not isinstance(records, DataFrame):
         raise GraphError(f"a transform returned a {type(records).__name__}", what_to_do="return a DataFrame")
     if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
-        return replace(stream, records=records)
+        return replace(stream, records=records, marked=None)
     # The function selected its own columns. A narrow transform keeps rows in their order within
     # Spark's input partition, so position in the partition stands in for the offset.
-    return RecordStream(with_position(records), Origins())
+    return replace(stream, records=with_position(records), origins=Origins(), marked=None)
 
 
 def with_position(records: DataFrame) -> DataFrame:

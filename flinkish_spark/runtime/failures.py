@@ -34,6 +34,8 @@ _INPUT_LOST = re.compile(
 #: Errors of the data (class 22) and of a user's Python code in a transform: unlike a lost worker they
 #: come again after every restart.
 _USER_CODE = re.compile(r"SQLSTATE: 22\w{3}|api\.python\.PythonException")
+#: An error of ours that was raised in a Python process of Spark's: its class and its message.
+_OURS = re.compile(r"^flinkish_spark(?:\.\w+)*\.(\w+): (.+)$", re.MULTILINE)
 #: Longest part of a foreign message that is repeated in ours.
 _MOST_TEXT = 1_500
 
@@ -117,6 +119,9 @@ def classify(error: BaseException) -> FlinkishError:
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:
         return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
+    ours = _OURS.findall(text)
+    if ours:
+        return _raised_in_a_task(*ours[-1])
     if _INPUT_LOST.search(text):
         return InputLostError("Spark found that input is missing", why=text[:_MOST_TEXT])
     if _USER_CODE.search(text):
@@ -128,6 +133,16 @@ def classify(error: BaseException) -> FlinkishError:
     if type(error).__name__ == "AnalysisException":
         return SchemaError("Spark refuses the plan of this job", why=str(error)[:_MOST_TEXT])
     return QueryFailed("the query failed", why=text[:_MOST_TEXT], text=text)
+
+
+def _raised_in_a_task(name: str, message: str) -> FlinkishError:
+    """Return what an error of ours means that came out of a Python reader or writer as text."""
+    if name == InputLostError.__name__:
+        return InputLostError(message[:_MOST_TEXT].rstrip("."))
+    if name == AuthorizationError.__name__:
+        return AuthorizationError(message[:_MOST_TEXT].rstrip("."))
+    # A broker that does not answer, a transaction that was fenced: not the fault of the user's code.
+    return QueryFailed("a task that reads or writes Kafka failed", why=message[:_MOST_TEXT].rstrip("."))
 
 
 def _user_error(text: str) -> FlinkishError:

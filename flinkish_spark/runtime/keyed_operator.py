@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.state import GroupState
 
 from flinkish_spark.functions import KeyedProcessFunction
+from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_codec import OutputError, RowReader, RowWriter
@@ -74,7 +75,7 @@ class KeyedOperatorSpec:
     input_columns, mask_columns
         Transport columns of the fields and of the null masks.
     upstream_channels
-        How many barriers must arrive before this operator passes one on.
+        Whose barriers must arrive, each once, before this operator passes one on.
     group_of_route
         Key group by the route that carries its records.
     barrier_routes
@@ -89,7 +90,7 @@ class KeyedOperatorSpec:
     key_types: tuple[T.DataType, ...]
     input_columns: tuple[str, ...]
     mask_columns: tuple[str, ...]
-    upstream_channels: frozenset[int]
+    upstream_channels: ExpectedChannels
     group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: Origins
@@ -181,7 +182,8 @@ class KeyedOperator:
         """
         channels = frame[C.CHANNEL].to_numpy(dtype=np.int64).tolist()
         checkpoints = set(frame[C.SEQUENCE].to_numpy(dtype=np.int64).tolist())
-        if len(checkpoints) != 1 or sorted(channels) != sorted(self.spec.upstream_channels):
+        expected = expected_of(channels, self.spec.upstream_channels)
+        if len(checkpoints) != 1 or sorted(channels) != sorted(expected):
             return
         out = {name: [None] for name in self.spec.output_schema.names}
         control = {

@@ -80,7 +80,7 @@ def fixed_settings(
         "job": settings.name,
         "spark": spark.version,
         "shuffle_partitions": settings.shuffle_partitions,
-        "sources": [node.uid for node in graph.sources],
+        "sources": [" ".join(filter(None, (n.uid, n.source.plan_name))) for n in graph.sources],
         "max_parallelism": {node.uid: node.max_parallelism for node in graph.operators},
         # Spark finds state and offsets by position in the plan, and the plan follows the streams
         # in the order in which sinks read them.
@@ -100,16 +100,18 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
 
 def _check_session(spark: SparkSession, graph: StreamGraph) -> None:
     found = probe(spark)
-    needs_kafka = any(node.source.topics for node in graph.sources)
+    needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
     if needs_kafka and not found.has_kafka_source:
         raise EnvironmentFault(
             "this Spark session has no Kafka source",
-            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
+            'or give the KafkaSource reader="python"',
         )
-    if not found.has_shim:
+    if not found.has_shim and any(node.sink.needs_shim for node in graph.sinks):
         raise EnvironmentFault(
             "this Spark session does not have the JAR of flinkish_spark",
-            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
+            'or give the KafkaSink writer="python"',
         )
     if any(isinstance(node.sink, DeltaSink) for node in graph.sinks):
         require_delta(found.has_delta)

@@ -296,7 +296,7 @@ class Supervisor:
     def _committers(self, planned: PlannedJob, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers in the order in which sinks commit: as declared."""
         contexts = self._contexts(planned, job, ownership)
-        return {s.uid: s.sink.committer(self._spark, contexts[s.uid]) for s in planned.sinks}
+        return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in planned.sinks}
 
     def _epoch_writer(
         self,
@@ -320,7 +320,7 @@ class Supervisor:
             job_dir=self._job_dir,
             ownership=ownership,
             lineage=self._job_dir.lineage(),
-            writers={s.uid: s.sink.writer(self._spark, contexts[s.uid]) for s in planned.sinks},
+            writers={s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in planned.sinks},
             blocks=self._blocks,
             attempts=self._attempts,
             observer=self._settings.observer,

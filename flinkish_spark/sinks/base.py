@@ -161,14 +161,19 @@ class Sink(ABC):
         """Kafka topics it writes; empty for others."""
         return ()
 
+    @property
+    def needs_shim(self) -> bool:
+        """Whether it writes through the JAR of this package."""
+        return False
+
     @abstractmethod
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse what cannot work, with one clear error, before anything starts."""
 
     @abstractmethod
-    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
 
     @abstractmethod
-    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""

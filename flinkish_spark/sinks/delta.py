@@ -7,6 +7,7 @@ process or any other, changes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge import probe
 from flinkish_spark.bridge.delta import DeltaConflict, DeltaRefused, DeltaTables
 from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.python_tasks import count_in_python, reports
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 #: Control columns in front of the fields, see StageRequest.
@@ -92,13 +96,38 @@ class DeltaSink(Sink):
                 uid=context.uid,
             ) from error
 
-    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
         return _DeltaWriter(self, DeltaTables(spark), context)
 
-    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
         return _DeltaCommitter(self, DeltaTables(spark), context)
+
+
+class RowsDifferError(EnvironmentFault):
+    """Rows were counted that were not written, or the other way round; the micro-batch is run again."""
+
+    restartable = True
+
+
+class CountedRows:
+    """Stands in for the JAR's row tap: counts in a pass of its own over the kept micro-batch.
+
+    Parameters
+    ----------
+    rows
+        Control columns and fields of a micro-batch.
+    """
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+        self.records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD))
+
+    def acks(self) -> Sequence[TaskAck]:
+        """Return one ack per partition."""
+        control = self._rows.select(C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
+        return tuple(TaskAck.from_json(report) for report in reports(control, count_in_python))
 
 
 class _DeltaWriter(SinkWriter):
@@ -109,7 +138,7 @@ class _DeltaWriter(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         """Write the records' files; the tap in front counts rows and takes the barriers out."""
-        tapped = TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
+        tapped = self._tapped(request)
         fields = [F.col(quoted(n)) for n in request.rows.columns[_CONTROL_WIDTH:]]
         if request.count_records() == 0:
             # Spark writes an empty file for an empty DataFrame, which no log would ever name.
@@ -118,7 +147,31 @@ class _DeltaWriter(SinkWriter):
         staged = self._tables.stage(
             tapped.records.select(*fields), self._sink.path, self._sink.partition_by, self._sink.options
         )
-        return StageResult(tuple(tapped.acks()), ({"path": self._sink.path, **staged},))
+        acks = tuple(tapped.acks())
+        self._check_rows(request, acks, staged["actions"])
+        return StageResult(acks, ({"path": self._sink.path, **staged},))
+
+    def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
+        if probe(request.rows.sparkSession).has_shim:
+            return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
+        return CountedRows(request.rows)
+
+    def _check_rows(
+        self, request: StageRequest, acks: Sequence[TaskAck], actions: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Compare what was counted with what Delta says it wrote."""
+        stats = [a["add"].get("stats") for a in actions if "add" in a]
+        if not all(stats):
+            return
+        written = sum(int(json.loads(text).get("numRecords", 0)) for text in stats)
+        counted = sum(ack.rows for ack in acks)
+        if written != counted:
+            raise RowsDifferError(
+                f"sink '{self._context.uid}' wrote {written} rows of micro-batch {request.batch}, "
+                f"and {counted} were counted",
+                why="the micro-batch was evaluated twice with different results",
+                what_to_do="make functions deterministic: no clock, no unseeded random",
+            )
 
 
 class _DeltaCommitter(Committer):

@@ -1,6 +1,6 @@
 """The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
 
-Executors write through the JAR of this package and leave the transaction open; the driver ends
+Executors write through the JAR of this package, or in Python, and leave the transaction open; the driver ends
 it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of
 its own, InitProducerId comes before every transaction, and an id is used again only after the
 receipt, so a handle can never name somebody else's transaction.
@@ -8,6 +8,7 @@ receipt, so a handle can never name somebody else's transaction.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.shim import stage_kafka
 from flinkish_spark.config import require_positive
+from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import (
@@ -28,14 +30,16 @@ from flinkish_spark.kafka import (
     KafkaConnection,
     TransactionClient,
 )
+from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.python_tasks import StageInPython, reports
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Header of every record: which micro-batch wrote it, as ``<lineage>/<batch>``.
 BATCH_HEADER = "flinkish-batch"
@@ -69,7 +73,10 @@ class KafkaSink(Sink):
     options
         Connection and security options under Kafka's or Spark's names.
     producer
-        Further settings of the Java producer, such as ``{"compression.type": "zstd"}``.
+        Further settings of the producer, such as ``{"compression.type": "zstd"}``.
+    writer
+        ``"jvm"``: the writer in the JAR of this package. ``"python"``: its twin in Python, which
+        needs no JAR. May differ from one start of a job to the next.
     """
 
     bootstrap_servers: str
@@ -80,8 +87,10 @@ class KafkaSink(Sink):
     on_oversize: BadRecordPolicy = OnBadRecord.FAIL
     options: Mapping[str, str] = field(default_factory=dict)
     producer: Mapping[str, str] = field(default_factory=dict)
+    writer: str | Engine = Engine.JVM
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
         require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
@@ -92,6 +101,11 @@ class KafkaSink(Sink):
                     why="the sink sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
+
+    @property
+    def needs_shim(self) -> bool:
+        """Whether the JAR's writer is used."""
+        return self.writer is Engine.JVM
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -107,6 +121,8 @@ class KafkaSink(Sink):
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse unknown topics and columns, timeouts that do not fit, and missing rights."""
         self._check_columns(context)
+        if not self.needs_shim:
+            ProducerSettings.of(self.producer)
         least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
         if self.transaction_timeout_ms < least:
             raise ConfigError(
@@ -141,11 +157,11 @@ class KafkaSink(Sink):
                     what_to_do=f"choose from {', '.join(context.schema.names)}",
                 )
 
-    def writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
-        return _KafkaWriter(self, context)
+        return _JvmWriter(self, context) if self.needs_shim else _PythonWriter(self, context)
 
-    def committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
         return _KafkaCommitter(self, context)
 
@@ -161,6 +177,8 @@ class KafkaSink(Sink):
 
 
 class _KafkaWriter(SinkWriter):
+    """Writes the records of a micro-batch into one open transaction per task."""
+
     def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
@@ -169,24 +187,51 @@ class _KafkaWriter(SinkWriter):
         self._max_record_bytes = min([own, *limits])
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Write the records into one open transaction per task."""
+        """Stage, and tell acks and committables apart."""
         schema = T.StructType(list(request.rows.schema.fields[4:]))
         control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
         rows = request.rows.select(*control, *self._sink.record_columns(schema))
-        reports = stage_kafka(rows, self._options(request))
-        payloads = [self._payload(r["committable"]) for r in reports if r["committable"] is not None]
-        return StageResult(tuple(TaskAck.from_json(r) for r in reports), tuple(payloads))
+        found = self._reports(rows, request)
+        payloads = [KafkaCommittable.from_json(r["committable"]).to_json() for r in found if r["committable"]]
+        return StageResult(tuple(TaskAck.from_json(r) for r in found), tuple(payloads))
+
+    @abstractmethod
+    def _reports(self, rows: DataFrame, request: StageRequest) -> Sequence[Mapping[str, Any]]:
+        """Write; return each task's ack with its committable."""
+
+    def _prefix(self, request: StageRequest) -> str:
+        return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+
+
+class _PythonWriter(_KafkaWriter):
+    def _reports(self, rows: DataFrame, request: StageRequest) -> Sequence[Mapping[str, Any]]:
+        policy = self._sink.on_oversize
+        settings = StagingSettings(
+            connection=self._sink.connection,
+            transactional_id=self._prefix(request),
+            transaction_timeout_ms=self._sink.transaction_timeout_ms,
+            max_record_bytes=self._max_record_bytes,
+            default_topic=self._sink.topic,
+            oversize=Oversize.DEAD_LETTER if isinstance(policy, DeadLetter) else Oversize(policy.value),
+            dead_letter_topic=policy.topic if isinstance(policy, DeadLetter) else None,
+            producer=ProducerSettings.of(self._sink.producer),
+        )
+        headers = ((BATCH_HEADER, f"{request.lineage}/{request.batch}".encode()),)
+        return reports(rows, StageInPython(settings, _MAX_ATTEMPT_INDEX, headers))
+
+
+class _JvmWriter(_KafkaWriter):
+    def _reports(self, rows: DataFrame, request: StageRequest) -> Sequence[Mapping[str, Any]]:
+        return stage_kafka(rows, self._options(request))
 
     def _options(self, request: StageRequest) -> dict[str, Any]:
-        sink, context = self._sink, self._context
+        sink = self._sink
         policy = sink.on_oversize
         producer = {name.removeprefix("kafka."): value for name, value in sink.producer.items()}
         return {
             "producer": {**sink.connection.for_java(), **producer},
             "topic": sink.topic,
-            "transactional_id_prefix": TransactionalId.prefix(
-                context.job, context.owner_epoch, request.block
-            ),
+            "transactional_id_prefix": self._prefix(request),
             "max_attempt_index": _MAX_ATTEMPT_INDEX,
             "transaction_timeout_ms": sink.transaction_timeout_ms,
             "headers": {BATCH_HEADER: f"{request.lineage}/{request.batch}"},
@@ -194,10 +239,6 @@ class _KafkaWriter(SinkWriter):
             "oversize": "dead-letter" if isinstance(policy, DeadLetter) else policy.value,
             "dead_letter_topic": policy.topic if isinstance(policy, DeadLetter) else None,
         }
-
-    @staticmethod
-    def _payload(report: Mapping[str, Any]) -> dict[str, Any]:
-        return KafkaCommittable.from_json(report).to_json()
 
 
 class _KafkaCommitter(Committer):

@@ -31,6 +31,16 @@ class Source(ABC):
     topics: tuple[str, ...] = ()
 
     @property
+    def needs_kafka_jars(self) -> bool:
+        """Whether it reads through Spark's own Kafka source."""
+        return False
+
+    @property
+    def plan_name(self) -> str:
+        """What tells its plan from another one of the same source; recorded with the job."""
+        return ""
+
+    @property
     def drops_records(self) -> bool:
         """Whether it leaves out bad records and counts them in an observed metric."""
         return False
@@ -41,6 +51,24 @@ class Source(ABC):
 
         Called at each start of the query, restarts included.
         """
+
+    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+        """Return the stream with barriers in it, if the source injects them itself.
+
+        Called in place of :meth:`load`; None for a source that does not.
+
+        Parameters
+        ----------
+        control_path
+            File in which the coordinator offers the next checkpoint.
+
+        Returns
+        -------
+        DataFrame or None
+            Own columns and the control columns kind, checkpoint, channel, sequence. Every channel of
+            a barrier announces how many there are (`protocol/alignment.py`).
+        """
+        return None
 
     def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
         """Return dead-letter streams, if the source has any."""

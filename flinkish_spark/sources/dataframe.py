@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 REPLAYABLE = frozenset(
     {
         "kafka",
+        "flinkish-kafka",
         "delta",
         "rate",
         "rate-micro-batch",

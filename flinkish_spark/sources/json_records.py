@@ -49,24 +49,29 @@ def json_schema(value: Json) -> T.StructType:
     return schema
 
 
-def decoded(raw: DataFrame, value: Json, topics: Sequence[str], kept: Sequence[str]) -> DataFrame:
+def decoded(
+    raw: DataFrame, value: Json, topics: Sequence[str], kept: Sequence[str], is_barrier: Column | None = None
+) -> DataFrame:
     """Return the fields of each good record and the columns `kept`, under the value's policy.
 
     Parameters
     ----------
     raw
         Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
+    is_barrier
+        Which rows are no records: they pass, whatever the policy.
     """
+    passes = F.lit(False) if is_barrier is None else is_barrier
     if value.on_bad_record is OnBadRecord.FAIL:
         # FAILFAST raises wherever a field is used; a second look for the check would parse every
         # record twice. What it lets through is refused by the look at the outside.
         place = F.to_json(F.struct("topic", "partition", "offset"))
         message = F.concat(F.lit(UNREADABLE_MARKER), place)
-        checked = F.when(_is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        checked = F.when(passes | _is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
         parsed = F.from_json(_text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
         return raw.where(checked).select(parsed.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
     counted = raw.withColumn(_PARSED, _parsed(value))
-    is_bad = _is_bad(F.col(_PARSED))
+    is_bad = ~passes & _is_bad(F.col(_PARSED))
     if value.on_bad_record is OnBadRecord.DROP:
         name = DROPPED_METRIC + "_".join(topics)
         counted = counted.observe(name, F.count(F.when(is_bad, 1)).alias("dropped"))

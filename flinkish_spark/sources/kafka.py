@@ -1,17 +1,19 @@
-"""The Kafka source: Spark's native one, read_committed, with group offsets that tell the truth."""
+"""The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets."""
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.clock import SystemClock
+from flinkish_spark.drop_in import FORMAT_NAME, register
+from flinkish_spark.drop_in.option_names import CONTROL_PATH
+from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -30,17 +32,14 @@ from flinkish_spark.sources.json_records import (
     decoded,
     json_schema,
 )
+from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
-
-_CLOCK = SystemClock()
-#: A broker that just started may not know its topics or the end of its logs yet: so many answers
-#: in a row, so far apart, are believed.
-_LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 
 
 class StartingOffsets(enum.Enum):
@@ -73,6 +72,9 @@ class KafkaSource(Source):
         Connection and security options under Kafka's or Spark's names.
     reader_options
         Further options of Spark's Kafka source, such as ``{"minPartitions": "8"}``.
+    reader
+        ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
+        barrier behind the records of every partition. Fixed for the life of a job_dir.
 
     Notes
     -----
@@ -88,6 +90,7 @@ class KafkaSource(Source):
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     reader_options: Mapping[str, str] = field(default_factory=dict)
+    reader: Engine = Engine.JVM
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class KafkaSource(Source):
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
+        reader: str | Engine = Engine.JVM,
     ) -> None:
         if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
             raise ConfigError(
@@ -116,6 +120,7 @@ class KafkaSource(Source):
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", dict(options or {})),
             ("reader_options", dict(reader_options or {})),
+            ("reader", Engine.of(reader, "reader")),
         ):
             object.__setattr__(self, name, content)
         for name in self.reader_options:
@@ -134,6 +139,16 @@ class KafkaSource(Source):
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     @property
+    def needs_kafka_jars(self) -> bool:
+        """Whether Spark's own Kafka source reads."""
+        return self.reader is Engine.JVM
+
+    @property
+    def plan_name(self) -> str:
+        """Tell the readers apart: their places in Spark's offset log differ."""
+        return "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+
+    @property
     def drops_records(self) -> bool:
         """Whether the policy for bad records is to drop them."""
         return isinstance(self.value, Json) and self.value.on_bad_record is OnBadRecord.DROP
@@ -150,10 +165,21 @@ class KafkaSource(Source):
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession) -> DataFrame:
         """Return the stream with fields, channel and offset."""
-        raw = self._raw(spark)
+        return self._fields(self._raw(spark), (C.CHANNEL, C.SEQUENCE), None)
+
+    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+        """Return the Python reader's stream, whose partitions each end with a barrier."""
+        if self.reader is Engine.JVM:
+            return None
+        raw = self._python_raw(spark, control_path)
+        is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+        control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
+        return self._fields(raw, control, is_barrier)
+
+    def _fields(self, raw: DataFrame, kept: Sequence[str], is_barrier: Column | None) -> DataFrame:
         if isinstance(self.value, Raw):
             return raw
-        return decoded(raw, self.value, self.topics, (C.CHANNEL, C.SEQUENCE))
+        return decoded(raw, self.value, self.topics, kept, is_barrier)
 
     def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
@@ -182,7 +208,9 @@ class KafkaSource(Source):
         starts = start.kafka(frozenset(self.topics)) if start is not None else {}
         earliest = -2
         wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
-        reader = spark.read.format("kafka").options(**self.connection.for_spark())
+        if self.reader is Engine.PYTHON:
+            register(spark)
+        reader = spark.read.format(self._format).options(**self.connection.for_spark())
         reader = reader.option("subscribe", ",".join(self.topics)).option("failOnDataLoss", "false")
         reader = reader.option("kafka.isolation.level", "read_committed")
         reader = reader.option("startingOffsets", json.dumps(wanted)).option(
@@ -191,28 +219,43 @@ class KafkaSource(Source):
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
+    @property
+    def _format(self) -> str:
+        return "kafka" if self.reader is Engine.JVM else FORMAT_NAME
+
     def _raw(self, spark: SparkSession) -> DataFrame:
-        reader = spark.readStream.format("kafka").options(**self.connection.for_spark())
-        reader = reader.options(**{**READER_DEFAULTS, **self.reader_options})
+        if self.reader is Engine.PYTHON:
+            register(spark)
+        frame = self._stream(spark, {}).load()
+        return frame.select(*_KAFKA_COLUMNS, self._channel(), F.col("offset").alias(C.SEQUENCE))
+
+    def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
+        register(spark)
+        frame = self._stream(spark, {CONTROL_PATH: control_path}).load()
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
+        place = F.coalesce("offset", F.lit(0).cast("long"))
+        return frame.select(
+            *_KAFKA_COLUMNS, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE)
+        )
+
+    def _stream(self, spark: SparkSession, more: Mapping[str, str]) -> DataStreamReader:
+        reader = spark.readStream.format(self._format).options(**self.connection.for_spark())
+        defaults = READER_DEFAULTS if self.reader is Engine.JVM else {}
+        reader = reader.options(**{**defaults, **self.reader_options, **more})
         reader = reader.option("subscribe", ",".join(self.topics))
         reader = reader.option("startingOffsets", self.starting_offsets.value)
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
+        return reader
+
+    def _channel(self) -> Column:
         channel = F.col("partition").cast("long")
         if len(self.topics) > 1:
             index = F.array_position(F.array(*[F.lit(t) for t in self.topics]), F.col("topic")) - 1
             channel = F.shiftleft(index, 32) + channel
-        return reader.load().select(
-            "key",
-            "value",
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
-            channel.alias(C.CHANNEL),
-            F.col("offset").alias(C.SEQUENCE),
-        )
+        return channel.alias(C.CHANNEL)
 
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
@@ -238,71 +281,13 @@ class KafkaSource(Source):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""
-
-        def loss() -> InputLostError | None:
-            return self._other(self._admin, job_dir, uid, position) or self._gone(uid, position)
-
-        _raise_if_it_stays(loss)
+        checks = InputChecks(self._admin, self.topics)
+        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, position) or checks.gone(uid, position))
 
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
-        _raise_if_it_stays(lambda: self._other(self._watch_admin, job_dir, uid, None))
-
-    def _other(
-        self, admin: KafkaAdmin, job_dir: JobDir, uid: str, position: LoggedOffsets | None
-    ) -> InputLostError | None:
-        """Return the error of a topic that is gone or another one than at the job's first start."""
-        found = admin.topics(self.topics)
-        for topic in self.topics:
-            if topic not in found:
-                return InputLostError(
-                    f"the input topic '{topic}' was deleted" + _position_text(position, topic),
-                    why="the job has not read all of it, or cannot know that it has",
-                    what_to_do="restore the topic, or start a new job with a new job_dir",
-                    topic=topic,
-                )
-        for topic in self.topics:
-            now = {"topic_id": found[topic].topic_id or ""}
-            if job_dir.recorded_once(f"topic-{uid}-{topic}", now) != now:
-                return InputLostError(
-                    f"the input topic '{topic}' was deleted and created again"
-                    + _position_text(position, topic),
-                    why="its id changed, so the offsets of the checkpoint mean other records",
-                    what_to_do="start a new job with a new job_dir, or restore the old topic",
-                    topic=topic,
-                )
-        return None
-
-    def _gone(self, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
-        gone = self._missing(position)
-        if not gone:
-            return None
-        return InputLostError(
-            f"input of source '{uid}' is gone: missing are the offsets {'; '.join(gone)}",
-            why="Kafka's retention removed records that the job had not read, or a log was truncated",
-            what_to_do="raise retention.ms; start a new job_dir to go on without these records",
-            uid=uid,
-            missing=gone,
-        )
-
-    def _missing(self, position: LoggedOffsets | None) -> tuple[str, ...]:
-        """Return the ranges that the job needs and Kafka no longer has, as text."""
-        if position is None:
-            return ()
-        wanted = {
-            (t, p): o for t, ps in position.kafka(frozenset(self.topics)).items() for p, o in ps.items()
-        }
-        try:
-            first, last = self._admin.beginning_offsets(wanted), self._admin.end_offsets(wanted)
-        except InputLostError as error:
-            return (error.why or error.what,)
-        gone = [f"{t}-{p} from {o} to {first[t, p] - 1}" for (t, p), o in wanted.items() if o < first[t, p]]
-        gone += [
-            f"{t}-{p} from {last[t, p]} to {o - 1}, which the job had read"
-            for (t, p), o in wanted.items()
-            if o > last[t, p]
-        ]
-        return tuple(sorted(gone))
+        checks = InputChecks(self._watch_admin, self.topics)
+        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
 
     # -- after the sinks ------------------------------------------------------------------------
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
@@ -332,31 +317,12 @@ class GroupIsActive(EnvironmentFault):
     restartable = True
 
 
-def _raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
-    """Raise what `loss` finds if it finds it again and again."""
-    for _ in range(_LOSSES_BELIEVED - 1):
-        if loss() is None:
-            return
-        _CLOCK.sleep_ms(_LOSS_PAUSE_MS)
-    error = loss()
-    if error is not None:
-        raise error
-
-
-def _position_text(position: LoggedOffsets | None, topic: str) -> str:
-    """Return from where on the job still needed `topic`."""
-    if position is None:
-        return ""
-    offsets = position.kafka(frozenset({topic})).get(topic, {})
-    places = "; ".join(f"{topic}-{p} from {o} on" for p, o in sorted(offsets.items()))
-    return f": missing are the offsets {places}" if places else ""
-
-
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
 #: 0.2 s with these settings and 0.8 s without.
 READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 
+_KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 _RESERVED = frozenset(
     {
         "subscribe",

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
+from tests.bench import door
 
 VARIANTS = (
     "flinkish-kafka",
@@ -31,6 +32,7 @@ VARIANTS = (
     "tws-row",
     "tws-row-tuned",
     "tws-pandas",
+    *door.VARIANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 

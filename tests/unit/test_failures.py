@@ -10,6 +10,7 @@ from flinkish_spark.errors import AuthorizationError, BadRecordError, InputLostE
 from flinkish_spark.runtime.failures import QueryFailed, UnreadableRecordError, classify
 from flinkish_spark.runtime.inputs import DroppedRecords
 
+TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
 PLACE = '{"topic":"orders","partition":3,"offset":17}'
 
 
@@ -23,6 +24,9 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[FLINKISH_BAD_RECORD] a record for topic t takes 9 bytes", BadRecordError, False),
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UnreadableRecordError, False),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
+        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
         ("Some data may have been lost because they are not available", InputLostError, False),
     ],
 )

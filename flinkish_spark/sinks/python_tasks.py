@@ -1,0 +1,126 @@
+"""The Kafka sink's writer in pure Python: the JVM writer's twin, for where no JAR can be loaded.
+
+Same rows in, same acks and committables out; either side can end what the other prepared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+
+from flinkish_spark.errors import InternalError
+from flinkish_spark.kafka.staging_settings import StagingSettings
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.records import Barrier, TaskAck
+from flinkish_spark.runtime import columns as C
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+_WRAP = 1 << 64
+
+
+@dataclass(frozen=True)
+class StageInPython:
+    """Callable for mapInArrow: stages the rows of one task, yields one row, its report as JSON.
+
+    Parameters
+    ----------
+    settings
+        Of the transaction; its transactional id is the prefix that task and attempt are added to.
+    attempt_limit
+        Task attempts that have an id of their own.
+    headers
+        What every record gets.
+    """
+
+    settings: StagingSettings
+    attempt_limit: int
+    headers: tuple[tuple[str, bytes], ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage one task's rows; called once per task attempt."""
+        import pyarrow as pa
+
+        from flinkish_spark.kafka.staging import StagedTransaction
+
+        task = TaskContext.get()
+        if task is None or task.attemptNumber() >= self.attempt_limit:
+            raise InternalError(f"a task of the Kafka sink runs as attempt {task and task.attemptNumber()}")
+        name = f"{self.settings.transactional_id}-{task.partitionId()}-{task.attemptNumber()}"
+        ack = RowCount(task.partitionId())
+        with StagedTransaction(replace(self.settings, transactional_id=name)) as transaction:
+            for batch in batches:
+                records = ack.admit(batch)
+                if records.num_rows:
+                    transaction.write(
+                        records.column("key"),
+                        records.column("value"),
+                        self.headers or None,
+                        topics=records.column("topic"),
+                    )
+            prepared = transaction.prepare()
+            counts = transaction.counts
+        done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
+        report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
+        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+
+
+class RowCount:
+    """Counts records and takes the barriers out, as the row tap in the JAR does.
+
+    Parameters
+    ----------
+    partition
+        Spark partition index of the task.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._rows = self._digest = 0
+        self._barriers: list[Barrier] = []
+
+    def admit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Count a batch's rows; return its records without the barriers."""
+        import pyarrow.compute as pc
+
+        kinds = batch.column(C.KIND)
+        is_record = pc.equal(kinds, int(C.Kind.RECORD))
+        barriers = batch.filter(pc.equal(kinds, int(C.Kind.BARRIER)))
+        ids, channels = barriers.column(C.CHECKPOINT).to_pylist(), barriers.column(C.CHANNEL).to_pylist()
+        for checkpoint, channel in zip(ids, channels, strict=True):
+            self._barriers.append(Barrier(CheckpointId(checkpoint), channel))
+        records = batch.filter(is_record) if barriers.num_rows else batch
+        self._rows += records.num_rows
+        # Adding up as unsigned numbers wraps, as the digest is defined.
+        hashes = records.column(C.HASH).to_numpy(zero_copy_only=False).view("uint64")
+        self._digest = (self._digest + int(hashes.sum(dtype="uint64"))) % _WRAP
+        return records
+
+    def done(self) -> TaskAck:
+        """Return the task's acknowledgement."""
+        return TaskAck(self._partition, self._rows, self._digest, tuple(self._barriers))
+
+
+def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count one task's rows; for mapInArrow, yields one row, the ack as JSON."""
+    import pyarrow as pa
+
+    task = TaskContext.get()
+    if task is None:
+        raise InternalError("rows are counted outside of a task")
+    ack = RowCount(task.partitionId())
+    for batch in batches:
+        ack.admit(batch)
+    yield pa.record_batch([pa.array([json.dumps(ack.done().to_json())])], names=["report"])
+
+
+def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
+    """Run `function` over every partition and return its reports, in order of partition."""
+    found = [json.loads(row.report) for row in rows.mapInArrow(function, "report STRING").collect()]
+    return sorted(found, key=lambda report: int(report["partition"]))
