@@ -150,13 +150,19 @@ class EpochWriter:
     def _stage_sinks(self, frame: DataFrame, batch: BatchId) -> StagedBatch:
         parts = self._parts
         acks, committables, blocks = [], [], []
+        counted: dict[int, int] = {}
         for sink in self._sinks:
             block = parts.blocks.lease()
             blocks.append(block)
             rows = select_sink_rows(frame, sink, self._streams)
             count = partial(self._count_records, rows)
+            if not sink.transforms and sink.stream in counted:
+                # A sink of the same stream has counted them; the digests must agree in the end.
+                count = partial(counted.__getitem__, sink.stream)
             result = parts.writers[sink.uid].stage(StageRequest(rows, parts.lineage, batch, block, count))
             acks.append(SinkAck(sink.uid, result.tasks))
+            if not sink.transforms:
+                counted[sink.stream] = acks[-1].rows
             committables += [Committable(sink.uid, payload) for payload in result.payloads]
         return StagedBatch(
             parts.lineage,

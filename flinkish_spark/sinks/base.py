@@ -69,8 +69,8 @@ class StageRequest:
     block
         A number that no other micro-batch in flight has, leased until the receipt.
     count_records
-        Counts the records, without the barriers; one Spark job at the first call. Only for
-        writers that declare more than one pass.
+        Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
+        counted them already. Only for writers that declare more than one pass.
     """
 
     rows: DataFrame
