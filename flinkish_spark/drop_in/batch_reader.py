@@ -41,8 +41,9 @@ class KafkaBatchReader(DataSourceReader):
             min_partitions=self._options.min_partitions,
             max_per_partition=self._options.max_per_partition,
         )
-        nothing = Range("none", 0, 0, 0)
-        return [KafkaPiece(piece, 0, 0) for piece in cut or [nothing]]
+        # Spark wants at least one piece.
+        nothing = Range("", 0, 0, 0)
+        return [KafkaPiece(piece, None) for piece in cut or [nothing]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one piece."""

@@ -20,7 +20,13 @@ from typing import Any, TypeVar
 from flinkish_spark.errors import CorruptObjectError, JobDirError
 from flinkish_spark.protocol.envelope import FORMAT, EnvelopeError, NewerFormatError, seal, unseal
 from flinkish_spark.protocol.ids import BatchId, JobUuid
-from flinkish_spark.protocol.micro_batches import Attempt, AttemptDecision, AttemptNumber
+from flinkish_spark.protocol.micro_batches import (
+    Attempt,
+    AttemptDecision,
+    AttemptNumber,
+    DecidedBatch,
+    decided_batches,
+)
 from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
 
@@ -46,8 +52,11 @@ class EpochDir:
 
     def sink_uuid(self) -> JobUuid:
         """Return the uuid of this sink, made at the first call."""
-        self._store.create_if_absent("sink.json", seal("sink", {"uuid": uuid.uuid4().hex}))
-        return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
+        try:
+            return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
+        except ObjectMissing:
+            self._store.create_if_absent("sink.json", seal("sink", {"uuid": uuid.uuid4().hex}))
+            return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
 
     # -- attempts -------------------------------------------------------------------------------
     def newest_attempt(self) -> Attempt | None:
@@ -75,10 +84,20 @@ class EpochDir:
 
     # -- decisions ------------------------------------------------------------------------------
     def create_decision(self, decision: AttemptDecision) -> CreateResult:
-        """Decide an attempt once and for all; EXISTS means somebody else did."""
-        return self._store.create_if_absent(
-            f"decisions/{decision.attempt}.json", seal("attempt-decision", decision.to_json())
-        )
+        """Decide an attempt once and for all; EXISTS means that it is decided otherwise.
+
+        A decision counts only beside its attempt: a zombie that slept until its attempt, and the seal
+        on it, were pruned gets EXISTS too.
+        """
+        key = f"decisions/{decision.attempt}.json"
+        created = self._store.create_if_absent(key, seal("attempt-decision", decision.to_json()))
+        if created is CreateResult.CREATED and self.attempt(decision.attempt) is None:
+            self._store.delete(key)
+            return CreateResult.EXISTS
+        if created is CreateResult.EXISTS and self.decision(decision.attempt) == decision:
+            # A file system over a network may do what it was asked and lose the answer.
+            return CreateResult.CREATED
+        return created
 
     def decision(self, attempt: AttemptNumber) -> AttemptDecision | None:
         """Return the decision, or None while the attempt is open."""
@@ -88,8 +107,26 @@ class EpochDir:
             return None
 
     def decisions(self) -> tuple[AttemptDecision, ...]:
-        """Return all decisions that are kept, in order of attempt."""
-        return tuple(self._decision(n) for n in sorted(self._numbers("decisions")))
+        """Return all decisions that count, in order of attempt."""
+        numbers = self._numbers("attempts") & self._numbers("decisions")
+        return tuple(self._decision(n) for n in sorted(numbers))
+
+    def decided_batches(self) -> tuple[DecidedBatch, ...]:
+        """Return the batches with a COMMIT, in order of batch.
+
+        Raises
+        ------
+        CorruptObjectError
+            The decisions contradict each other.
+        """
+        try:
+            return decided_batches(self.decisions())
+        except ValueError as error:
+            raise CorruptObjectError(
+                f"the decisions below {self._store.root} contradict each other",
+                why=str(error),
+                what_to_do="restore the checkpoint from a backup; nothing is guessed",
+            ) from error
 
     # -- receipts -------------------------------------------------------------------------------
     def create_receipt(self, batch: BatchId, body: Mapping[str, Any]) -> CreateResult:
@@ -144,6 +181,7 @@ class EpochDir:
         for number in sorted(n for n in self._numbers("attempts") if n < kept_from):
             # This order matters: an attempt without its decision would look open.
             self._store.delete(_attempt_key(number))
+        for number in sorted(self._numbers("decisions") - self._numbers("attempts")):
             self._store.delete(f"decisions/{number}.json")
         for number in (n for n in receipts if n < oldest_kept):
             self._store.delete(f"receipts/{number}.json")

@@ -20,7 +20,6 @@ from flinkish_spark.errors import (
     EnvironmentFault,
     FencedError,
     FlinkishError,
-    InternalError,
     JobDirError,
 )
 from flinkish_spark.protocol.ids import BatchId, JobUuid
@@ -30,7 +29,6 @@ from flinkish_spark.protocol.micro_batches import (
     AttemptNumber,
     DecidedBatch,
     StagedPart,
-    decided_batches,
     next_attempt,
     why_not_replaceable,
 )
@@ -75,10 +73,15 @@ class SinkEpochs:
         Connected to the sink's brokers.
     observer
         Told about steps; for crash tests.
+    planner
+        Names this driver, so that it gives up no attempt of another one.
     """
 
-    def __init__(self, directory: EpochDir, transactions: Transactions, observer: EpochObserver) -> None:
+    def __init__(
+        self, directory: EpochDir, transactions: Transactions, observer: EpochObserver, planner: str
+    ) -> None:
         self._dir, self._transactions, self._observer = directory, transactions, observer
+        self._planner = planner
 
     # -- before the tasks -----------------------------------------------------------------------
     def plan(self) -> Lease:
@@ -98,20 +101,23 @@ class SinkEpochs:
         sink = self._dir.sink_uuid()
         newest = self._dir.newest_attempt()
         is_confirmed = newest is not None and self._is_confirmed(newest.number)
+        finished: list[DecidedBatch] = []
         if newest is not None and not is_confirmed:
             # This order matters: sealed first, nothing can be decided while leftovers are swept.
             self._seal_open_attempts(newest.number)
-            for batch in self._unconfirmed():
-                if not self._finish(batch).lost:
-                    self._confirm(batch)
+            finished = [batch for batch in self._unconfirmed() if not self._finish(batch).lost]
             self._sweep(sink, newest.highest_block, self._needed())
-        attempt = next_attempt(newest, newest_is_confirmed=is_confirmed)
+        attempt = next_attempt(newest, self._planner, newest_is_confirmed=is_confirmed)
         if self._dir.create_attempt(attempt) is CreateResult.EXISTS:
             raise FencedError(
                 f"attempt {attempt.number} was taken by another driver",
                 why="two queries use the same checkpointLocation at the same time",
                 what_to_do="stop one of them",
             )
+        # This order matters: with the receipt first, whoever plans if this process dies here would take
+        # the block again, while the process that decided may still be sweeping it.
+        for batch in finished:
+            self._confirm(batch)
         self._observer.after(EpochStep.PLAN, str(attempt.number))
         return Lease(sink, attempt)
 
@@ -131,8 +137,8 @@ class SinkEpochs:
             self._dir.create_decision(AttemptDecision(attempt, Verdict.ABORT, reason=reason))
 
     def _unconfirmed(self) -> tuple[DecidedBatch, ...]:
-        batches = decided_batches(self._dir.decisions())
-        return tuple(batch for batch in batches if not self._dir.has_receipt(batch.batch))
+        found = self._dir.decided_batches()
+        return tuple(batch for batch in found if not self._dir.has_receipt(batch.batch))
 
     # -- behind the tasks -----------------------------------------------------------------------
     def commit(self, attempt: AttemptNumber, batch: BatchId, parts: Sequence[StagedPart]) -> None:
@@ -161,11 +167,16 @@ class SinkEpochs:
         BrokerUnavailableError
             Decided, and not finished; the next attempt finishes it.
         """
-        decided = {found.batch: found for found in decided_batches(self._dir.decisions())}.get(batch)
+        decided = {found.batch: found for found in self._dir.decided_batches()}.get(batch)
         if decided is None:
             decided = self._decide(attempt, batch, parts)
         else:
             self._check_offsets(decided)
+            if self._dir.has_receipt(batch):
+                # Spark died right before commits/N. The handles are not asked again: their ids have
+                # other transactions by now, and the log may no longer tell what became of the old ones.
+                self.abort(attempt, parts)
+                return
             decided = self._repeat(attempt, decided, parts)
         finished = self._finish(decided)
         if finished.lost:
@@ -188,7 +199,8 @@ class SinkEpochs:
             self.abort(attempt, parts)
             raise StagedDataLostError(
                 f"staged data of batch {batch} is gone before its decision: {dead}",
-                what_to_do="start the query again; the batch is run again and nothing is lost",
+                what_to_do="start the query again, nothing is lost; if a micro-batch takes longer than "
+                "kafka.transaction.timeout.ms, raise that or set maxOffsetsPerTrigger",
             )
         decision = AttemptDecision(
             attempt, Verdict.COMMIT, batch, tuple(parts), self._dir.offsets_sha256(batch)
@@ -247,12 +259,13 @@ class SinkEpochs:
         Parameters
         ----------
         attempt
-            None if no task lived to name it: then the newest is meant.
+            None if no task lived to name it: then the newest is meant, if this driver planned it.
         parts
             What the tasks that succeeded staged.
         """
         newest = self._dir.newest_attempt()
-        attempt = attempt or (newest.number if newest is not None else None)
+        if attempt is None and newest is not None and newest.planner == self._planner:
+            attempt = newest.number
         if attempt is None:
             return
         self._dir.create_decision(AttemptDecision(attempt, Verdict.ABORT, reason="the attempt failed"))
@@ -314,9 +327,9 @@ class SinkEpochs:
         return CommittableLostError(
             f"{len(finished.lost)} parts of batch {decided.batch} were decided and are lost; {what_now}",
             why=finished.details[first.partition],
-            what_to_do="if it cannot be replaced, the missing rows are those of the offsets in "
-            f"offsets/{decided.batch} of Spark's checkpoint; write them by hand, then delete that batch "
-            "from the checkpoint's flinkish-kafka/decisions",
+            what_to_do="if it cannot be replaced, write the missing rows by hand: those of the offsets in "
+            f"offsets/{decided.batch} of Spark's checkpoint; then call "
+            f"flinkish_spark.drop_in.settle(checkpoint_location, {decided.batch})",
             batch=int(decided.batch),
             rows=sum(part.rows for part in finished.lost),
         )
@@ -372,17 +385,3 @@ class SinkEpochs:
             self._dir.prune()
         except FlinkishError as error:
             LOG.warning("old files of the sink are deleted by a later batch: %s", error)
-
-
-def common_attempt(attempts: Sequence[AttemptNumber]) -> AttemptNumber:
-    """Return the attempt that all messages of a commit belong to.
-
-    Raises
-    ------
-    InternalError
-        They belong to several, or there are none.
-    """
-    if len(set(attempts)) != 1:
-        names = ", ".join(str(a) for a in sorted(set(attempts))) or "none"
-        raise InternalError(f"the tasks of one micro-batch belong to the attempts {names}")
-    return attempts[0]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from flinkish_spark.drop_in.offset_plan import Place
 from flinkish_spark.drop_in.source_options import EARLIEST, LATEST, Bound, NoOffsetStrategy, SourceOptions
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.kafka import Isolation
 from flinkish_spark.kafka.positions import Positions, TopicPartitions, TopicPattern
 
 
@@ -47,6 +48,16 @@ class OffsetFinder:
             return frozenset(Positions.places(self._positions.matching(TopicPattern(wanted.pattern))))
         return frozenset(Positions.places(self._existing(set(wanted.topics))))
 
+    def existing_places(self) -> frozenset[Place]:
+        """Return those of the partitions to read that exist now."""
+        wanted = self._options.subscription
+        if wanted.pattern:
+            return self.places()
+        found = frozenset(
+            Positions.places(self._positions.topics(wanted.topics or {t for t, _ in wanted.assigned}))
+        )
+        return found & frozenset(wanted.assigned) if wanted.assigned else found
+
     def _existing(self, topics: set[str]) -> dict[str, TopicPartitions]:
         existing = self._positions.topics(topics)
         missing = sorted(topics - existing.keys())
@@ -63,9 +74,9 @@ class OffsetFinder:
         """Return first offsets."""
         return self._positions.earliest(places)
 
-    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return last offsets, under the source's isolation."""
-        return self._positions.latest(places, self._options.reader.isolation)
+    def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
+        """Return last offsets; under the source's isolation unless another one is named."""
+        return self._positions.latest(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
         """Return where a new query begins, for every partition."""

@@ -47,6 +47,8 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__pyth
 
 #: Set by this package inside an environment's job; not for users.
 CONTROL_PATH = "flinkish.control.path"
+#: The same: folder in which a job keeps where its source began.
+FIRST_OFFSETS = "flinkish.first.offsets"
 
 _REFUSED = {
     "kafka.auto.offset.reset": "set startingOffsets instead",
@@ -57,9 +59,19 @@ _REFUSED = {
     "kafka.enable.auto.commit": "set flinkish.group.id to have offsets committed after the sink",
     "kafka.interceptor.classes": "there is no Java client here; leave it out",
     "kafka.transactional.id": "the sink leases transactional ids itself; leave it out",
-    "kafka.enable.idempotence": "every producer of the sink is idempotent; leave it out",
-    "kafka.acks": "the sink always waits for all replicas; leave it out",
 }
+#: Of the Java producer; nothing here corresponds to them, and nothing is lost by that.
+_PRODUCER_WITHOUT_MEANING = frozenset(
+    {
+        "buffer.memory",
+        "max.block.ms",
+        "max.in.flight.requests.per.connection",
+        "metadata.max.idle.ms",
+        "receive.buffer.bytes",
+        "retries",
+        "send.buffer.bytes",
+    }
+)
 #: Beginnings and names of the options that both halves need to connect at all.
 _CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
 _CONNECTION = frozenset(
@@ -138,6 +150,23 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
     # Both the connection and the client have a say in how long an answer may take.
     client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
     return servers, connection, client
+
+
+def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
+    """Return a sink's client settings without those that say what is so anyway, or mean nothing here.
+
+    Raises
+    ------
+    ConfigError
+        One of them asks for less than exactly once needs.
+    """
+    left = dict(client)
+    if left.pop("enable.idempotence", "true").strip().lower() != "true":
+        raise ConfigError(
+            "the option 'kafka.enable.idempotence' cannot be false",
+            what_to_do="leave it out: every producer of the sink is idempotent",
+        )
+    return {name: value for name, value in left.items() if name not in _PRODUCER_WITHOUT_MEANING}
 
 
 class Given:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from flinkish_spark.drop_in.offset_plan import Range
+from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.runtime import columns as C
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ class KafkaPiece(InputPartition):
     ----------
     piece
         The range.
-    checkpoint
-        Whose barrier follows the range; 0 for none.
-    channel
-        The barrier's channel, which also says how many there are.
+    barrier
+        What follows the range, if anything; its channel also says how many there are.
     """
 
-    def __init__(self, piece: Range, checkpoint: int, channel: int) -> None:
+    def __init__(self, piece: Range, barrier: Barrier | None) -> None:
         super().__init__(None)
-        self.piece, self.checkpoint, self.channel = piece, checkpoint, channel
+        self.piece, self.barrier = piece, barrier
 
 
 def schema_of(options: SourceOptions) -> str:
@@ -60,8 +59,8 @@ def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.Rec
         reader = RangeReader(options.connection, options.reader)
         for batch in reader.read(OffsetRange(piece.topic, piece.partition, piece.start, piece.end)):
             yield _with_control(batch, 0, 0, C.Kind.RECORD) if options.control_path else batch
-    if partition.checkpoint:
-        yield _barrier(options, partition)
+    if partition.barrier is not None:
+        yield _barrier(options, partition.barrier)
 
 
 def _with_control(batch: pa.RecordBatch, checkpoint: int, channel: int, kind: C.Kind) -> pa.RecordBatch:
@@ -76,11 +75,11 @@ def _with_control(batch: pa.RecordBatch, checkpoint: int, channel: int, kind: C.
     return batch
 
 
-def _barrier(options: SourceOptions, partition: KafkaPiece) -> pa.RecordBatch:
+def _barrier(options: SourceOptions, barrier: Barrier) -> pa.RecordBatch:
     import pyarrow as pa
 
     from flinkish_spark.kafka.range_reader import record_schema
 
     columns = record_schema(include_headers=options.reader.include_headers)
     nothing = pa.RecordBatch.from_pylist([{}], schema=columns)
-    return _with_control(nothing, partition.checkpoint, partition.channel, C.Kind.BARRIER)
+    return _with_control(nothing, int(barrier.checkpoint), barrier.channel, C.Kind.BARRIER)

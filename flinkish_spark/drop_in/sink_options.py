@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 from pyspark.sql import types as T
 
@@ -73,7 +73,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         raise ConfigError("the option 'topic' is empty", what_to_do="name a topic, or leave the option out")
     return SinkOptions(
         KafkaConnection(servers, connection),
-        ProducerSettings.of(producer),
+        ProducerSettings.of(names.producer_settings(producer)),
         topic,
         _checked_columns(schema, topic),
         _local_path(given.text("checkpointLocation")),
@@ -120,7 +120,8 @@ def _local_path(text: str | None) -> Path:
             option="checkpointLocation",
         )
     url = urlparse(text)
-    path = Path(unquote(url.path) if url.scheme == "file" else text)
+    # Hadoop takes a path as it stands: %20 in it are three characters.
+    path = Path(url.path if url.scheme == "file" else text)
     mounted = Path("/dbfs") / text.removeprefix("dbfs:").lstrip("/")
     if url.scheme == "dbfs" and Path("/dbfs").is_dir():
         path = mounted
@@ -128,7 +129,7 @@ def _local_path(text: str | None) -> Path:
         raise ConfigError(
             f"the checkpointLocation {text!r} cannot be used",
             why="it must be an absolute path that Python on the driver can open: commits are files in it",
-            what_to_do="use a local or mounted directory, such as /data/checkpoints/app or /Volumes/...",
+            what_to_do="use a local or mounted directory, such as /data/checkpoints/app",
             option="checkpointLocation",
         )
     return path

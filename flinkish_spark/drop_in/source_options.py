@@ -19,6 +19,7 @@ from flinkish_spark.kafka.reader_settings import ReaderSettings
 Place = tuple[str, int]
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
+_OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
@@ -79,6 +80,7 @@ class SourceOptions:
     max_per_partition: int | None
     group_id: str
     control_path: str
+    first_offsets: str
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
@@ -109,7 +111,7 @@ def parse_any(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int) -> SourceOptions:
-    known = (*names.READ, *names.READ_OWN, *names.READ_WITHOUT_MEANING, *extra, names.CONTROL_PATH)
+    known = (*names.READ, *names.READ_OWN, *names.READ_WITHOUT_MEANING, *extra, *_OF_JOBS)
     names.check_names(options, known, "source")
     given = Given(options)
     servers, connection, consumer = names.split_kafka_options(options)
@@ -135,6 +137,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         max_per_partition=given.positive("maxRecordsPerPartition"),
         group_id=given.text("flinkish.group.id") or "",
         control_path=given.text(names.CONTROL_PATH) or "",
+        first_offsets=given.text(names.FIRST_OFFSETS) or "",
     )
 
 
@@ -192,7 +195,7 @@ def _bound(given: Given, side: str, otherwise: int) -> Bound:
         if side == "ending" and word == EARLIEST:
             raise ConfigError("endingOffsets is 'earliest'", what_to_do="use latest or offsets as JSON")
         return Bound(everywhere=word)
-    return Bound(offsets=_places(f"{side}Offsets", text, lowest=EARLIEST))
+    return Bound(offsets=_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
 
 
 def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:

@@ -4,14 +4,18 @@ Lives in one Python process per query that Spark keeps on the driver. Spark logs
 :meth:`KafkaStreamReader.latestOffset` returns before it runs the micro-batch, so everything a
 re-run must repeat is in that offset: the end of every partition and, inside an environment's job,
 the checkpoint whose barriers the micro-batch carries.
+
+Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer
+may be another one. So the first micro-batch of a plain query is empty and ends where the query
+begins, and an environment's job keeps its first offsets in its job directory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +29,26 @@ from pyspark.sql.streaming.datasource import (
 
 from flinkish_spark.drop_in import offset_plan as plan
 from flinkish_spark.drop_in.finder import OffsetFinder
+from flinkish_spark.drop_in.group_offsets import GroupOffsets
 from flinkish_spark.drop_in.offset_plan import Place, Range
 from flinkish_spark.drop_in.rows import KafkaPiece, read_piece
 from flinkish_spark.drop_in.source_options import SourceOptions
-from flinkish_spark.errors import FlinkishError, GraphError, InputLostError
-from flinkish_spark.kafka import GroupCommit, KafkaAdmin
+from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.envelope import seal, unseal
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.runtime.control_source import OFFSET_KEY
+from flinkish_spark.store import LocalStore, ObjectMissing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOG = logging.getLogger(__name__)
+#: In the offset that a plain query begins with, and in no offset that Spark logs.
+START_KEY = "flinkish:start"
 #: Spark asks every 10 ms while there is nothing to read; the brokers are asked this often.
 _ASK_EVERY_S = 0.025
-#: How often partitions that were added, or topics that match a pattern, are looked for.
-_LOOK_FOR_PARTITIONS_S = 5.0
-#: Once a loss is seen it must be seen again: a broker that just started may not know its topics.
-_LOSSES_BELIEVED, _LOSS_PAUSE_S = 4, 0.5
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -53,32 +58,43 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ----------
     options
         Of the source.
+    finder
+        Asks the brokers; None to connect as the options say.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
-        self._finder_or_none: OffsetFinder | None = None
-        self._places: frozenset[Place] = frozenset()
-        self._looked_at = self._asked_at = float("-inf")
+        self._finder = finder or OffsetFinder(Positions(options.connection), options)
+        self._watch = TopicWatch(self._finder, lambda: options.reader.fail_on_data_loss)
+        self._group = GroupOffsets(options)
         self._target: dict[Place, int] | None = None
         self._newest: dict[Place, int] = {}
-        self._last_batch_at = time.monotonic()
-        self._group_offsets: dict[Place, int] = {}
+        self._asked_at = self._last_batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
         # A reader is sent to every task; there it needs its options only.
         return {"_options": self._options}
 
-    @property
-    def _finder(self) -> OffsetFinder:
-        if self._finder_or_none is None:
-            self._finder_or_none = OffsetFinder(Positions(self._options.connection), self._options)
-        return self._finder_or_none
-
     # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins."""
-        return self._logged(self._finder.starting(), 0)
+        """Return where a query without a checkpoint begins; Spark may ask several times."""
+        if not self._options.first_offsets:
+            return {**self._logged(self._finder.starting(), 0), START_KEY: True}
+        # A rewind to before the first micro-batch must begin where the job began, not where the topic
+        # ends by then.
+        store, key = LocalStore(Path(self._options.first_offsets)), self._first_offsets_key()
+        try:
+            recorded = store.read(key)
+        except ObjectMissing:
+            first = {"offsets": plan.to_json(self._finder.starting())}
+            store.create_if_absent(key, seal("first-offsets", first))
+            recorded = store.read(key)
+        return self._logged(plan.from_json(unseal("first-offsets", recorded)["offsets"]), 0)
+
+    def _first_offsets_key(self) -> str:
+        # A job may have several sources; no two read one topic.
+        digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
+        return f"first-offsets/{digest[:16]}.json"
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return `maxOffsetsPerTrigger`."""
@@ -87,7 +103,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: what is there now."""
-        self._target = self._finder.latest(self._known_places())
+        self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end of the topics, for the lag in Spark's progress."""
@@ -102,16 +118,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Records that the query has not read are gone, and failOnDataLoss is true.
         """
         begin, checkpoint = _parsed(start)
+        if START_KEY in start:
+            return self._logged(begin, checkpoint)
         # Spark asks for a new end only after the micro-batch before it is in commits/.
-        self._commit_group(begin)
+        self._group.commit(begin)
         offered = max(checkpoint, _offered(self._options.control_path))
         self._wait_a_little()
-        end = self._confirmed_end(begin)
-        self._newest = dict(end)
-        if self._target is not None:
-            end = {place: min(end[place], self._target.get(place, begin.get(place, 0))) for place in end}
-            end = {place: offset for place, offset in end.items() if place in begin or place in self._target}
-        begin = self._with_new(begin, end)
+        self._newest = self._watch.ends(begin)
+        end = self._capped(begin, self._newest)
+        begin = self._watch.with_new(begin, end)
+        begin = {place: min(begin[place], offset) for place, offset in end.items()}
         if self._should_wait(begin, end):
             end = begin
         if isinstance(limit, ReadMaxRows):
@@ -120,65 +136,22 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last_batch_at = time.monotonic()
         return self._logged(end, offered)
 
-    def _known_places(self) -> frozenset[Place]:
-        now = time.monotonic()
-        if now - self._looked_at > _LOOK_FOR_PARTITIONS_S:
-            self._places, self._looked_at = self._finder.places(), now
-        return self._places
-
     def _wait_a_little(self) -> None:
         left = self._asked_at + _ASK_EVERY_S - time.monotonic()
         if left > 0:
             time.sleep(left)
         self._asked_at = time.monotonic()
 
-    def _confirmed_end(self, begin: Mapping[Place, int]) -> dict[Place, int]:
-        """Return the ends of all partitions, none before what was read already."""
-
-        def look() -> tuple[dict[Place, int], list[str]]:
-            try:
-                end = self._finder.latest(self._known_places())
-            except (GraphError, InputLostError) as error:
-                # A topic or a partition of the last look does not exist any more.
-                return {}, [str(error)]
-            gone = [f"{t}-{p} from {o} on" for (t, p), o in sorted(begin.items()) if (t, p) not in end]
-            back = [
-                f"{t}-{p} from {end[t, p]} to {o - 1}, which were read"
-                for (t, p), o in sorted(begin.items())
-                if end.get((t, p), o) < o
-            ]
-            return end, gone + back
-
-        end, losses = _if_it_stays(look, self._forget_places)
-        if losses:
-            self._report_loss("; ".join(losses))
-        kept = {place: max(offset, begin.get(place, 0)) for place, offset in end.items()}
-        # A partition that is gone stays in the offset, so that it is not read again if it comes back.
-        return {**{place: offset for place, offset in begin.items() if place not in kept}, **kept}
-
-    def _forget_places(self) -> None:
-        self._looked_at = float("-inf")
-
-    def _with_new(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
-        """Return `begin` with the first offsets of partitions that were added since."""
-        added = sorted(end.keys() - begin.keys())
-        if not added:
-            return dict(begin)
-        first = self._finder.earliest(added)
-        lost = [f"{t}-{p} from 0 to {o - 1}" for (t, p), o in sorted(first.items()) if o > 0]
-        if lost:
-            self._report_loss("; ".join(lost))
-        return {**begin, **first}
-
-    def _report_loss(self, ranges: str) -> None:
-        if self._options.reader.fail_on_data_loss:
-            raise InputLostError(
-                f"input is gone: missing are the offsets {ranges}",
-                why="Kafka's retention removed records that the query had not read, or a topic was "
-                "deleted or created again",
-                what_to_do="restore the topic, or set failOnDataLoss to false to go on without them",
-            )
-        LOG.warning("input is gone and failOnDataLoss is false: %s", ranges)
+    def _capped(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Return the ends, not beyond what availableNow fixed."""
+        target = self._target
+        if target is None:
+            return dict(ends)
+        return {
+            place: max(begin.get(place, 0), min(end, target.get(place, 0)))
+            for place, end in ends.items()
+            if place in begin or place in target
+        }
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:
         least = self._options.min_per_trigger
@@ -194,9 +167,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
+        if START_KEY in start:
+            return []
         (begin, before), (finish, checkpoint) = _parsed(start), _parsed(end)
-        begin = self._with_new(begin, finish)
-        whole = [Range(t, p, begin[t, p], max(begin[t, p], o)) for (t, p), o in sorted(finish.items())]
+        begin = self._watch.with_new(begin, finish)
+        whole = [Range(t, p, min(begin[t, p], o), o) for (t, p), o in sorted(finish.items())]
         carries_barrier = checkpoint > before
         if not carries_barrier:
             whole = [r for r in whole if r.size]
@@ -204,14 +179,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut = plan.pieces(
             whole, min_partitions=options.min_partitions, max_per_partition=options.max_per_partition
         )
-        channels = {(r.topic, r.partition): announced_channel(i, len(whole)) for i, r in enumerate(whole)}
+        barriers = {
+            (r.topic, r.partition): Barrier(CheckpointId(checkpoint), announced_channel(i, len(whole)))
+            for i, r in enumerate(whole)
+        }
         return [
-            KafkaPiece(
-                piece,
-                checkpoint if carries_barrier and piece.is_last else 0,
-                channels[piece.topic, piece.partition],
-            )
-            for piece in cut
+            KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else None)
+            for p in cut
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -219,28 +193,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, KafkaPiece)
         return read_piece(self._options, partition)
 
-    # -- the consumer group ---------------------------------------------------------------------
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets: Spark has finished everything before `end`."""
-        self._commit_group(_parsed(end)[0])
-
-    def _commit_group(self, offsets: Mapping[Place, int]) -> None:
-        """Tell lag tools how far the query is; never stops it."""
-        group = self._options.group_id
-        if not group or offsets == self._group_offsets:
-            return
-        try:
-            with KafkaAdmin(self._options.connection) as admin:
-                answer = admin.commit_offsets(group, offsets)
-            if answer is GroupCommit.ACTIVE_MEMBERS:
-                LOG.warning("the group '%s' has active members, so its offsets cannot be stored", group)
-            self._group_offsets = dict(offsets)
-        except FlinkishError as error:
-            LOG.warning("the offsets of group '%s' are stored with a later micro-batch: %s", group, error)
+        self._group.commit(_parsed(end)[0])
 
 
 def _parsed(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
-    topics = {topic: partitions for topic, partitions in offset.items() if topic != OFFSET_KEY}
+    topics = {topic: value for topic, value in offset.items() if topic not in (OFFSET_KEY, START_KEY)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
 
 
@@ -252,16 +211,3 @@ def _offered(control_path: str) -> int:
         return int(json.loads(Path(control_path).read_text(encoding="utf-8"))["checkpoint"])
     except FileNotFoundError:
         return 0
-
-
-def _if_it_stays(
-    look: Callable[[], tuple[dict[Place, int], list[str]]], forget: Callable[[], None]
-) -> tuple[dict[Place, int], list[str]]:
-    """Look again, and again, before a loss is believed."""
-    for _ in range(_LOSSES_BELIEVED - 1):
-        end, losses = look()
-        if not losses:
-            return end, losses
-        time.sleep(_LOSS_PAUSE_S)
-        forget()
-    return look()

@@ -13,7 +13,9 @@ micro-batch, in order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from flinkish_spark.drop_in.epoch_dir import EpochDir
-from flinkish_spark.drop_in.epochs import Lease, SinkEpochs, common_attempt
+from flinkish_spark.drop_in.epochs import Lease, SinkEpochs
 from flinkish_spark.drop_in.sink_options import SinkOptions
 from flinkish_spark.drop_in.steps import EpochObserver
 from flinkish_spark.errors import InternalError
 from flinkish_spark.kafka import TransactionClient
 from flinkish_spark.kafka.staging_settings import StagingSettings
+from flinkish_spark.kafka.task_ids import free_transactional_id
 from flinkish_spark.protocol.ids import BatchId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import AttemptNumber, StagedPart
 
@@ -71,7 +74,10 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return {"_options": self._options, "_lease": self._lease}
 
     def _epochs(self, client: TransactionClient) -> SinkEpochs:
-        return SinkEpochs(EpochDir(self._options.checkpoint_location), client, self._make_observer())
+        # Planning and committing are different processes, forked by the same daemon of the same JVM.
+        planner = f"{socket.gethostname()}-{os.getppid()}"
+        directory = EpochDir(self._options.checkpoint_location)
+        return SinkEpochs(directory, client, self._make_observer(), planner)
 
     # -- in a task ------------------------------------------------------------------------------
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
@@ -107,12 +113,13 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return StagedMessage(int(lease.attempt.number), part.to_json())
 
     def _settings(self, lease: Lease, task: TaskContext) -> StagingSettings:
-        name = TransactionalId(
-            lease.sink, _NO_OWNER, lease.attempt.block, task.partitionId(), task.attemptNumber()
-        )
+        connection = self._options.connection
+        prefix = TransactionalId.prefix(lease.sink, _NO_OWNER, lease.attempt.block)
         return StagingSettings(
-            connection=self._options.connection,
-            transactional_id=str(name),
+            connection=connection,
+            transactional_id=free_transactional_id(
+                connection, prefix, task.partitionId(), task.attemptNumber()
+            ),
             transaction_timeout_ms=self._options.transaction_timeout_ms,
             max_record_bytes=self._options.producer.max_request_bytes or _MAX_RECORD_BYTES,
             producer=self._options.producer,
@@ -128,15 +135,23 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             # A micro-batch without tasks has nothing to commit, and no attempt to name.
             return
         with TransactionClient(self._options.connection) as client:
-            self._epochs(client).commit(common_attempt(attempts), BatchId(batchId), parts)
+            self._epochs(client).commit(_common_attempt(attempts), BatchId(batchId), parts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what a failed micro-batch staged."""
         attempts, parts = _read(messages)
         with TransactionClient(self._options.connection) as client:
-            self._epochs(client).abort(common_attempt(attempts) if attempts else None, parts)
+            self._epochs(client).abort(_common_attempt(attempts) if attempts else None, parts)
 
 
 def _read(messages: list[WriterCommitMessage | None]) -> tuple[list[AttemptNumber], list[StagedPart]]:
     staged = [message for message in messages if isinstance(message, StagedMessage)]
     return [AttemptNumber(m.attempt) for m in staged], [StagedPart.from_json(m.part) for m in staged]
+
+
+def _common_attempt(attempts: Sequence[AttemptNumber]) -> AttemptNumber:
+    """Return the attempt that all messages of a commit belong to."""
+    if len(set(attempts)) != 1:
+        names = ", ".join(str(a) for a in sorted(set(attempts))) or "none"
+        raise InternalError(f"the tasks of one micro-batch belong to the attempts {names}")
+    return attempts[0]

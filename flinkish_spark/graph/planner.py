@@ -138,16 +138,19 @@ class Planner:
             F.lit(0).cast("long").alias(C.CHANNEL),
             F.lit(0).cast("long").alias(C.SEQUENCE),
         )
+        self._has_one_source = False
         self._planned: dict[int, PlannedStream] = {}
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
+        # Several sources would each put a barrier into the micro-batch for which *they* saw the trigger.
+        self._has_one_source = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
         bases: list[tuple[object, TaggedStream]] = []
         sinks: list[PlannedSink] = []
         for node in graph.sinks:
             self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent))
         for source in graph.sources:
-            for side in source.source.side_outputs(self._spark, source.uid):
+            for side in source.source.side_outputs(self._spark, source.uid, self._control_path):
                 letters = RecordStream(side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
                 self._add_sink(bases, sinks, side.uid, side.sink, letters)
         union: DataFrame | None = None
@@ -182,8 +185,10 @@ class Planner:
                 what_to_do="move the transform into the function of the operator before it",
             )
         if isinstance(parent, RecordStream):
-            apart = (parent.records, parent.barriers)
-            frames = apart if parent.marked is None else (parent.marked,)
+            frames: tuple[DataFrame, ...] = (parent.records, parent.barriers)
+            if parent.marked is not None and all(isinstance(key, str) for key in node.keys):
+                # An expression of the user's must not see barriers, which have no fields.
+                frames = (parent.marked,)
             given = KeyedInput(frames, parent.schema, parent.channels, parent.origins)
         else:
             given = KeyedInput((parent.frame,), parent.schema, parent.channels, Origins())
@@ -192,9 +197,11 @@ class Planner:
 
     def _plan_source(self, node: SourceNode) -> RecordStream:
         origins = Origins(node.source.topics)
-        marked = node.source.load_marked(self._spark, self._control_path)
+        marked = None
+        if self._has_one_source:
+            marked = node.source.load_marked(self._spark, self._control_path)
         if marked is None:
-            records = node.source.load(self._spark)
+            records = node.source.load(self._spark, self._control_path)
             return RecordStream(records, origins, self._barriers, SOURCE_CHANNELS)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         return RecordStream(

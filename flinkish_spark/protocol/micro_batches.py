@@ -55,23 +55,40 @@ class Attempt:
         Part of the transactional ids of its tasks.
     highest_block
         Highest block that any attempt had so far.
+    planner
+        Which driver planned it; text to be compared, never parsed.
     """
 
     number: AttemptNumber
     block: int
     highest_block: int
+    planner: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= self.highest_block:
+            raise ValueError(f"block {self.block} is not among the blocks 1 to {self.highest_block}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {"number": int(self.number), "block": self.block, "highest_block": self.highest_block}
+        return {
+            "number": int(self.number),
+            "block": self.block,
+            "highest_block": self.highest_block,
+            "planner": self.planner,
+        }
 
     @classmethod
     def from_json(cls, value: Json) -> Attempt:
         """Read the stored form."""
-        return cls(AttemptNumber(value["number"]), int(value["block"]), int(value["highest_block"]))
+        return cls(
+            AttemptNumber(value["number"]),
+            int(value["block"]),
+            int(value["highest_block"]),
+            str(value["planner"]),
+        )
 
 
-def next_attempt(newest: Attempt | None, *, newest_is_confirmed: bool) -> Attempt:
+def next_attempt(newest: Attempt | None, planner: str, *, newest_is_confirmed: bool) -> Attempt:
     """Return the attempt that is planned after `newest`.
 
     A block is used again only when its last attempt is confirmed: then no handle made from it can
@@ -79,11 +96,11 @@ def next_attempt(newest: Attempt | None, *, newest_is_confirmed: bool) -> Attemp
     still be alive somewhere and would fence, or be fenced by, their successors.
     """
     if newest is None:
-        return Attempt(AttemptNumber(1), 1, 1)
+        return Attempt(AttemptNumber(1), 1, 1, planner)
     number = AttemptNumber(newest.number.value + 1)
     if newest_is_confirmed:
-        return Attempt(number, newest.block, newest.highest_block)
-    return Attempt(number, newest.highest_block + 1, newest.highest_block + 1)
+        return Attempt(number, newest.block, newest.highest_block, planner)
+    return Attempt(number, newest.highest_block + 1, newest.highest_block + 1, planner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge import probe, stateful_parts
+from flinkish_spark.bridge import SparkProbe, probe, stateful_parts
 from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import base_of
@@ -37,11 +37,12 @@ def check_before_start(
     and asking brokers and tables disturbs nobody who runs the job already.
     """
     graph.check_complete()
-    _check_session(spark, graph)
+    found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
     with query_conf(spark, settings.shuffle_partitions):
         spark.dataSource.register(ControlSource)
         planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
@@ -98,7 +99,7 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     return [bases[stream] for stream in sorted(bases)]
 
 
-def _check_session(spark: SparkSession, graph: StreamGraph) -> None:
+def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     found = probe(spark)
     needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
     if needs_kafka and not found.has_kafka_source:
@@ -107,14 +108,19 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> None:
             what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
             'or give the KafkaSource reader="python"',
         )
-    if not found.has_shim and any(node.sink.needs_shim for node in graph.sinks):
+    if any(isinstance(node.sink, DeltaSink) for node in graph.sinks):
+        require_delta(found.has_delta)
+    return found
+
+
+def _check_shim(found: SparkProbe, planned: PlannedJob) -> None:
+    """Refuse sinks that write through the JAR where there is none; dead letters count as sinks."""
+    if not found.has_shim and any(sink.sink.needs_shim for sink in planned.sinks):
         raise EnvironmentFault(
             "this Spark session does not have the JAR of flinkish_spark",
             what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
             'or give the KafkaSink writer="python"',
         )
-    if any(isinstance(node.sink, DeltaSink) for node in graph.sinks):
-        require_delta(found.has_delta)
 
 
 def _check_state(planned: PlannedJob) -> None:

@@ -31,6 +31,7 @@ from flinkish_spark.kafka import (
     TransactionClient,
 )
 from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
+from flinkish_spark.kafka.task_ids import MAX_ATTEMPT_INDEX
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.records import Committable, TaskAck
@@ -47,8 +48,6 @@ BATCH_HEADER = "flinkish-batch"
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 #: Java producer's default for max.request.size.
 _DEFAULT_MAX_REQUEST_BYTES = 1_048_576
-#: Task attempts of one micro-batch that have an id of their own.
-_MAX_ATTEMPT_INDEX = 64
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class _PythonWriter(_KafkaWriter):
             producer=ProducerSettings.of(self._sink.producer),
         )
         headers = ((BATCH_HEADER, f"{request.lineage}/{request.batch}".encode()),)
-        return reports(rows, StageInPython(settings, _MAX_ATTEMPT_INDEX, headers))
+        return reports(rows, StageInPython(settings, headers))
 
 
 class _JvmWriter(_KafkaWriter):
@@ -232,7 +231,7 @@ class _JvmWriter(_KafkaWriter):
             "producer": {**sink.connection.for_java(), **producer},
             "topic": sink.topic,
             "transactional_id_prefix": self._prefix(request),
-            "max_attempt_index": _MAX_ATTEMPT_INDEX,
+            "max_attempt_index": MAX_ATTEMPT_INDEX,
             "transaction_timeout_ms": sink.transaction_timeout_ms,
             "headers": {BATCH_HEADER: f"{request.lineage}/{request.batch}"},
             "max_record_bytes": self._max_record_bytes,

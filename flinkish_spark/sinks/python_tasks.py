@@ -33,14 +33,11 @@ class StageInPython:
     ----------
     settings
         Of the transaction; its transactional id is the prefix that task and attempt are added to.
-    attempt_limit
-        Task attempts that have an id of their own.
     headers
         What every record gets.
     """
 
     settings: StagingSettings
-    attempt_limit: int
     headers: tuple[tuple[str, bytes], ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -48,11 +45,17 @@ class StageInPython:
         import pyarrow as pa
 
         from flinkish_spark.kafka.staging import StagedTransaction
+        from flinkish_spark.kafka.task_ids import free_transactional_id
 
         task = TaskContext.get()
-        if task is None or task.attemptNumber() >= self.attempt_limit:
-            raise InternalError(f"a task of the Kafka sink runs as attempt {task and task.attemptNumber()}")
-        name = f"{self.settings.transactional_id}-{task.partitionId()}-{task.attemptNumber()}"
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        name = free_transactional_id(
+            self.settings.connection,
+            self.settings.transactional_id,
+            task.partitionId(),
+            task.attemptNumber(),
+        )
         ack = RowCount(task.partitionId())
         with StagedTransaction(replace(self.settings, transactional_id=name)) as transaction:
             for batch in batches:

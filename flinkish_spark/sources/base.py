@@ -36,6 +36,11 @@ class Source(ABC):
         return False
 
     @property
+    def has_side_outputs(self) -> bool:
+        """Whether :meth:`side_outputs` returns any."""
+        return False
+
+    @property
     def plan_name(self) -> str:
         """What tells its plan from another one of the same source; recorded with the job."""
         return ""
@@ -46,10 +51,15 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def load(self, spark: SparkSession) -> DataFrame:
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
 
         Called at each start of the query, restarts included.
+
+        Parameters
+        ----------
+        control_path
+            File in which the coordinator offers the next checkpoint; its folder is the job's own.
         """
 
     def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
@@ -60,7 +70,7 @@ class Source(ABC):
         Parameters
         ----------
         control_path
-            File in which the coordinator offers the next checkpoint.
+            As for :meth:`load`.
 
         Returns
         -------
@@ -70,7 +80,7 @@ class Source(ABC):
         """
         return None
 
-    def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
+    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
         """Return dead-letter streams, if the source has any."""
         return ()
 

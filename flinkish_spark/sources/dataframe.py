@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 REPLAYABLE = frozenset(
     {
         "kafka",
-        "flinkish-kafka",
         "delta",
         "rate",
         "rate-micro-batch",
@@ -70,7 +69,7 @@ class DataFrameSource(Source):
                 part=parts[0],
             )
 
-    def load(self, spark: SparkSession) -> DataFrame:
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the DataFrame with positions in Spark's input partitions."""
         return with_position(self.frame)
 

@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from flinkish_spark.drop_in import FORMAT_NAME, register
-from flinkish_spark.drop_in.option_names import CONTROL_PATH
+from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
@@ -144,6 +145,11 @@ class KafkaSource(Source):
         return self.reader is Engine.JVM
 
     @property
+    def has_side_outputs(self) -> bool:
+        """Whether unreadable records go to a dead-letter topic."""
+        return isinstance(self.value, Json) and isinstance(self.value.on_bad_record, DeadLetter)
+
+    @property
     def plan_name(self) -> str:
         """Tell the readers apart: their places in Spark's offset log differ."""
         return "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
@@ -163,9 +169,9 @@ class KafkaSource(Source):
         return KafkaAdmin(self.connection)
 
     # -- planning -------------------------------------------------------------------------------
-    def load(self, spark: SparkSession) -> DataFrame:
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the stream with fields, channel and offset."""
-        return self._fields(self._raw(spark), (C.CHANNEL, C.SEQUENCE), None)
+        return self._fields(self._raw(spark, control_path), (C.CHANNEL, C.SEQUENCE), None)
 
     def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
         """Return the Python reader's stream, whose partitions each end with a barrier."""
@@ -181,13 +187,13 @@ class KafkaSource(Source):
             return raw
         return decoded(raw, self.value, self.topics, kept, is_barrier)
 
-    def side_outputs(self, spark: SparkSession, uid: str) -> tuple[SideOutput, ...]:
+    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         from flinkish_spark.sinks.kafka import KafkaSink
 
         if not isinstance(self.value, Json) or not isinstance(self.value.on_bad_record, DeadLetter):
             return ()
-        raw = self._raw(spark)
+        raw = self._raw(spark, control_path)
         bad = bad_records(raw, self.value).select("key", "value", C.CHANNEL, C.SEQUENCE)
         sink = KafkaSink(
             self.bootstrap_servers,
@@ -195,6 +201,7 @@ class KafkaSource(Source):
             key="key",
             value=Raw("value"),
             options=self.options,
+            writer=self.reader,
         )
         return (SideOutput(f"{uid}-dead-letter", bad, sink),)
 
@@ -223,15 +230,18 @@ class KafkaSource(Source):
     def _format(self) -> str:
         return "kafka" if self.reader is Engine.JVM else FORMAT_NAME
 
-    def _raw(self, spark: SparkSession) -> DataFrame:
+    def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
+        own: dict[str, str] = {}
         if self.reader is Engine.PYTHON:
             register(spark)
-        frame = self._stream(spark, {}).load()
+            own = {FIRST_OFFSETS: str(Path(control_path).parent)}
+        frame = self._stream(spark, own).load()
         return frame.select(*_KAFKA_COLUMNS, self._channel(), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         register(spark)
-        frame = self._stream(spark, {CONTROL_PATH: control_path}).load()
+        own = {CONTROL_PATH: control_path, FIRST_OFFSETS: str(Path(control_path).parent)}
+        frame = self._stream(spark, own).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
@@ -335,6 +345,9 @@ _RESERVED = frozenset(
         "kafka.bootstrap.servers",
         "kafka.group.id",
         "groupidprefix",
+        "flinkish.group.id",
+        CONTROL_PATH,
+        FIRST_OFFSETS,
     }
 )
 

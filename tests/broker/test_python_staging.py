@@ -34,12 +34,13 @@ from kafka.admin import (
 )
 from kafka.partitioner.default import murmur2
 
-from flinkish_spark.errors import AuthorizationError, BadRecordError
+from flinkish_spark.errors import AuthorizationError, BadRecordError, EnvironmentFault
 from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable, KafkaConnection, TransactionClient
 from flinkish_spark.kafka.compression import Codec
 from flinkish_spark.kafka.staging import StagedTransaction
 from flinkish_spark.kafka.staging_faults import StagingFailed
 from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
+from flinkish_spark.kafka.task_ids import free_transactional_id
 from flinkish_spark.kafka.wire_pool import WIRES
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import Outcome
@@ -369,6 +370,20 @@ def test_an_attempt_that_takes_the_id_fences_the_one_before(kafka: Kafka, topic:
     assert kafka.client.is_alive([second])[second].alive, "the loser's abort did not touch the winner"
     kafka.commit(second)
     assert kafka.values(name) == [b"second"]
+
+
+def test_a_task_of_a_repeated_stage_takes_another_id(kafka: Kafka, topic: Topics) -> None:
+    """Spark numbers its attempts from 0 again, while the old one's transaction may be accepted."""
+    name, prefix = topic(), f"flinkish-{uuid.uuid4().hex}-0-1"
+    for index in (0, 16, 32, 48):
+        wanted = free_transactional_id(kafka.connection, prefix, 7, 0)
+        assert wanted == f"{prefix}-7-{index}"
+        kafka.stage(kafka.settings(name, transactional_id=wanted), b"x")
+    with pytest.raises(EnvironmentFault, match="no transactional id left"):
+        free_transactional_id(kafka.connection, prefix, 7, 0)
+    assert free_transactional_id(kafka.connection, prefix, 7, 1) == f"{prefix}-7-1"
+    with pytest.raises(EnvironmentFault, match="no transactional id left"):
+        free_transactional_id(kafka.connection, prefix, 7, 16)
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(kafka: Kafka, topic: Topics) -> None:

@@ -109,7 +109,17 @@ def test_a_source_needs_exactly_one_subscription(subscription: dict[str, str]) -
 
 
 def test_the_sink_takes_sparks_columns_and_options() -> None:
-    options = parse_sink({**SINK, "kafka.compression.type": "gzip", "kafka.linger.ms": "5"}, ROWS)
+    options = parse_sink(
+        {
+            **SINK,
+            "kafka.compression.type": "gzip",
+            "kafka.linger.ms": "5",
+            "kafka.acks": "all",
+            "kafka.enable.idempotence": "true",
+            "kafka.retries": "3",
+        },
+        ROWS,
+    )
     assert (options.topic, options.columns) == ("t", ("key", "value"))
     everything = parse_ddl(
         "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, value STRING, "
@@ -129,7 +139,8 @@ def test_the_sink_takes_sparks_columns_and_options() -> None:
         ({"topic": " "}, "empty"),
         ({"topics": "t"}, "did you mean 'topic'"),
         ({"kafka.transactional.id": "x"}, "leases"),
-        ({"kafka.acks": "1"}, "all replicas"),
+        ({"kafka.acks": "1"}, "must be all"),
+        ({"kafka.enable.idempotence": "false"}, "idempotent"),
         ({"kafka.transaction.timeout.ms": "long"}, "milliseconds"),
         ({"kafka.no.such.thing": "x"}, "no.such.thing"),
     ],
@@ -155,7 +166,7 @@ def test_columns_of_a_wrong_type_are_refused(schema: str, says: str) -> None:
 
 
 def test_a_local_path_is_understood_in_its_spellings() -> None:
-    for text in ("/data/my%20c", "file:///data/my%2520c", "file:/data/my%2520c"):
+    for text in ("/data/my%20c", "file:///data/my%20c", "file:/data/my%20c"):
         assert (
             str(parse_sink({**SINK, "checkpointlocation": text}, ROWS).checkpoint_location) == "/data/my%20c"
         )

@@ -12,10 +12,12 @@ import pytest
 
 from flinkish_spark.drop_in.epoch_dir import EpochDir
 from flinkish_spark.drop_in.epochs import SinkEpochs, StagedDataLostError
+from flinkish_spark.drop_in.settling import settle
 from flinkish_spark.drop_in.steps import EpochStep, SilentEpochObserver
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     CommittableLostError,
+    ConfigError,
     FencedError,
     FlinkishError,
     JobDirError,
@@ -33,6 +35,7 @@ from flinkish_spark.protocol.micro_batches import (
 )
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Verdict
+from flinkish_spark.store import CreateResult
 
 
 class Died(BaseException):
@@ -130,9 +133,10 @@ class Driver:
     checkpoint: Path
     brokers: Brokers
     observer: DieAt | SilentEpochObserver = field(default_factory=SilentEpochObserver)
+    name: str = "driver"
 
     def epochs(self) -> SinkEpochs:
-        return SinkEpochs(EpochDir(self.checkpoint), self.brokers, self.observer)
+        return SinkEpochs(EpochDir(self.checkpoint), self.brokers, self.observer, self.name)
 
     def stage(self, content: dict[int, list[int]]) -> tuple[AttemptNumber, list[StagedPart]]:
         lease = self.epochs().plan()
@@ -334,12 +338,85 @@ def test_a_checkpoint_that_was_set_back_is_refused(tmp_path: Path) -> None:
     assert not brokers.open()
 
 
+def test_a_zombie_that_slept_until_its_seal_was_pruned_decides_nothing(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    attempt, parts = driver.stage(_content(0))
+    for batch in range(40):
+        driver.run(batch, _content(batch))
+    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
+    directory = EpochDir(tmp_path)
+    assert directory.attempt(attempt) is None
+    assert directory.create_decision(decision) is CreateResult.EXISTS
+    driver.run(40, _content(40))
+    assert brokers.visible() == _all_rows(41)
+
+
+def test_a_decision_whose_answer_was_lost_is_known_by_its_content(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, Brokers())
+    attempt, parts = driver.stage(_content(0))
+    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
+    for _ in range(2):
+        assert EpochDir(tmp_path).create_decision(decision) is CreateResult.CREATED
+    other = AttemptDecision(attempt, Verdict.ABORT)
+    assert EpochDir(tmp_path).create_decision(other) is CreateResult.EXISTS
+
+
+def test_a_confirmed_batch_is_not_finished_again(tmp_path: Path) -> None:
+    """What became of its transactions may be unknown by then; what counts is the receipt."""
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    driver.run(0, _content(0))
+    brokers.forgets = True
+    driver.run(0, _content(0))
+    driver.run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+    assert not brokers.open()
+
+
+def test_an_abort_that_names_nothing_leaves_other_drivers_alone(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    old, newer = Driver(tmp_path, brokers, name="old"), Driver(tmp_path, brokers, name="new")
+    attempt, parts = newer.stage(_content(0))
+    old.epochs().abort(None, [])
+    newer.epochs().commit(attempt, BatchId(0), parts)
+    assert brokers.visible() == _all_rows(1)
+    newer.stage(_content(1))
+    newer.epochs().abort(None, [])
+    assert not brokers.open()
+
+
+def test_lost_rows_are_settled_by_hand_and_the_query_goes_on(tmp_path: Path) -> None:
+    brokers = Brokers(forgets=True)
+    with pytest.raises(Died):
+        Driver(tmp_path, brokers, DieAt(4)).run(0, _content(0))
+    (decided,) = EpochDir(tmp_path).decided_batches()
+    payload = decided.first.parts[1].payload
+    assert payload is not None
+    brokers.expire(KafkaCommittable.from_json(payload))
+    driver = Driver(tmp_path, brokers)
+    with pytest.raises(CommittableLostError, match="settle"):
+        driver.run(0, _content(0))
+    with pytest.raises(ConfigError, match="not decided"):
+        settle(str(tmp_path), 5)
+    settle(str(tmp_path), 0)
+    with pytest.raises(ConfigError, match="confirmed already"):
+        settle(str(tmp_path), 0)
+    driver.run(0, _content(0))
+    driver.run(1, _content(1))
+    lost = set(_content(0)[1])
+    assert brokers.visible() == [row for row in _all_rows(2) if row not in lost]
+    assert not brokers.open()
+
+
 def test_an_attempt_cut_off_gives_its_block_up_for_ever() -> None:
-    first = next_attempt(None, newest_is_confirmed=False)
-    assert next_attempt(first, newest_is_confirmed=True).block == first.block
-    cut_off = next_attempt(first, newest_is_confirmed=False)
+    first = next_attempt(None, "d", newest_is_confirmed=False)
+    assert next_attempt(first, "d", newest_is_confirmed=True).block == first.block
+    cut_off = next_attempt(first, "d", newest_is_confirmed=False)
     assert cut_off.block == 2
-    assert next_attempt(Attempt(AttemptNumber(9), 2, 5), newest_is_confirmed=False).block == 6
+    assert next_attempt(Attempt(AttemptNumber(9), 2, 5, "d"), "d", newest_is_confirmed=False).block == 6
 
 
 def test_two_decisions_of_one_batch_are_a_broken_rule() -> None:
