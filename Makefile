@@ -71,8 +71,12 @@ unit: $(VENV)/.stamp ## seconds, no JVM
 spark: setup ## local Spark sessions
 	@$(PY) -m pytest tests/spark
 
+# Half of these wait for brokers that come and go: they run beside those that keep Spark busy.
 broker: setup ## a real Kafka broker
-	@$(PY) -m pytest tests/broker
+	@log=$(BUILD)/broker-without-spark.log; \
+	$(PY) -m pytest tests/broker --jvm without > $$log 2>&1 & beside=$$!; \
+	status=0; $(PY) -m pytest tests/broker --jvm with || status=$$?; \
+	wait $$beside || status=$$?; cat $$log; exit $$status
 
 crash: setup ## kill -9 loops with exact counts
 	@$(PY) -m pytest tests/crash

@@ -33,13 +33,31 @@ for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
 TopicFactory = Callable[..., str]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--jvm",
+        choices=("with", "without"),
+        help="only tests with a Spark session, or only those without; for running both at the same time",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--jvm")
+    if wanted is not None:
+        chosen = [item for item in items if _starts_spark(item) is (wanted == "with")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
         heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
         if kind == "unit" and heavy:
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
+
+
+def _starts_spark(item: pytest.Item) -> bool:
+    module = getattr(item, "module", None)
+    return "spark" in getattr(item, "fixturenames", ()) or getattr(module, "STARTS_SPARK", False)
 
 
 @pytest.fixture(scope="session")
