@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from flinkish_spark.drop_in.stream_writer import KafkaStreamWriter
 
 FORMAT_NAME = "flinkish-kafka"
+#: Spark's pattern for the names of options whose values it does not print; one of the session's.
+_REDACTION = "spark.sql.redaction.options.regex"
+#: A private key may be given as it stands (KIP-651), and a login is more than its password.
+_SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"
 
 
 class FlinkishKafka(DataSource):
@@ -74,7 +78,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("flinkish-kafka")` known to a session. Call it once per session.
 
     Works on classic Spark and on Spark Connect; needs this package on the driver and on the
-    executors, and no JAR.
+    executors, and no JAR. Adds the names of this format's secret options to the session's
+    ``spark.sql.redaction.options.regex``, so that no plan shows them.
 
     Parameters
     ----------
@@ -92,4 +97,12 @@ def register(spark: SparkSession) -> None:
     ...     .start()
     ... )
     """
+    _redact_options(spark)
     spark.dataSource.register(FlinkishKafka)
+
+
+def _redact_options(spark: SparkSession) -> None:
+    """Let Spark hide the options of this format that its own patterns do not know, in plans and the UI."""
+    before = spark.conf.get(_REDACTION) or ""
+    if _SECRETS not in before:
+        spark.conf.set(_REDACTION, f"{before}|{_SECRETS}" if before else _SECRETS)
