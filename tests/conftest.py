@@ -98,7 +98,9 @@ def broker() -> Iterator[LocalBroker]:
     from flinkish_spark.testing.broker import LocalBroker
 
     scratch = _scratch("test-broker-")
-    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars") as running:
+    # Records with old timestamps must not go while a test looks at them.
+    forever = {"log.retention.ms": "-1"}
+    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars", extra_properties=forever) as running:
         yield running
     shutil.rmtree(scratch, ignore_errors=True)
 

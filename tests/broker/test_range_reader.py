@@ -46,6 +46,8 @@ def broker() -> Iterator[LocalBroker]:
     scratch = tempfile.mkdtemp(prefix="test-range-broker-", dir=BUILD)
     properties = {
         "log.cleaner.backoff.ms": "100",
+        # Some records here are years old.
+        "log.retention.ms": "-1",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
     }
