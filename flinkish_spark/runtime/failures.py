@@ -114,7 +114,7 @@ def classify(error: BaseException) -> FlinkishError:
         )
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
-        return UnreadableRecordError.at(**place)
+        return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
     if any(name in text for name in _MALFORMED):
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:

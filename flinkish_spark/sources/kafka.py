@@ -178,7 +178,9 @@ class KafkaSource(Source):
         if self.reader is Engine.JVM:
             return None
         raw = self._python_raw(spark, control_path)
-        is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+        # Not by the kind: a later filter on it would let Spark's optimizer put its value into the check
+        # of the records' values, and run that check first.
+        is_barrier = F.col("topic").isNull()
         control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
         return self._fields(raw, control, is_barrier)
 
