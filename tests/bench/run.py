@@ -140,45 +140,56 @@ def main():
     report(results, args)
 
 
+#: For each variant, whom it is compared with.
+_MAIN_PEERS = ("tws-row", "tws-pandas")
+_DOOR_PEERS = ("spark-source", "spark-sink")
+
+
 def report(results, args):
-    table = Table(title=f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys")
-    for name in (
-        "variant",
-        "events/s",
-        "min-max",
-        "events per CPU-second",
-        "ratio to tws-row",
-        "to tws-pandas",
-    ):
-        table.add_column(name, justify="left" if name == "variant" else "right")
-    rates = {v: [r["events_per_s"] for r in rs] for v, rs in results.items()}
-    medians = {v: statistics.median(rs) for v, rs in rates.items()}
-    summary = {}
-    for variant, runs in results.items():
-        per_cpu = statistics.median(args.events / r["cpu_seconds"] for r in runs)
-        ratios = [
-            medians[variant] / medians[peer] if peer in medians else float("nan")
-            for peer in ("tws-row", "tws-pandas")
+    """Print a table of the jobs, one of the door, and all of it as JSON."""
+    title = f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys"
+    for names, peers in ((VARIANTS, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS)):
+        is_door = peers is _DOOR_PEERS
+        chosen = {v: rs for v, rs in results.items() if v in names and (v in door.VARIANTS) is is_door}
+        if chosen:
+            Console(width=120).print(table_of(title, chosen, peers, args))
+    print(json.dumps({variant: summary_of(runs, args) for variant, runs in results.items()}))
+
+
+def table_of(title, results, peers, args):
+    table = Table(title=title)
+    table.add_column("variant")
+    ratios = [f"{what} to {peer}" for peer in peers for what in ("rate", "per CPU")]
+    for name in ("events/s", "min-max", "events per CPU-second", *ratios):
+        table.add_column(name, justify="right")
+    found = {variant: summary_of(runs, args) for variant, runs in results.items()}
+    for variant, one in found.items():
+        compared = [
+            f"{one[key] / found[peer][key]:.2f}" if peer in found else ""
+            for peer in peers
+            for key in ("events_per_s", "events_per_cpu_s")
         ]
-        table.add_row(
-            variant,
-            f"{medians[variant]:,.0f}",
-            f"{min(rates[variant]):,.0f}-{max(rates[variant]):,.0f}",
-            f"{per_cpu:,.0f}",
-            *[f"{ratio:.2f}" for ratio in ratios],
-        )
-        visible = [ms for r in runs for ms in r.get("decision_to_visible_ms", [])]
-        triggered = [ms for r in runs for ms in r.get("trigger_to_decision_ms", [])]
-        summary[variant] = {
-            "events_per_s": round(medians[variant]),
-            "min": round(min(rates[variant])),
-            "max": round(max(rates[variant])),
-            "events_per_cpu_s": round(per_cpu),
-            "trigger_to_decision_ms": round(statistics.median(triggered)) if triggered else None,
-            "decision_to_visible_ms": round(statistics.median(visible)) if visible else None,
-        }
-    Console(width=120).print(table)
-    print(json.dumps(summary))
+        spread = f"{one['min']:,}-{one['max']:,}"
+        table.add_row(variant, f"{one['events_per_s']:,}", spread, f"{one['events_per_cpu_s']:,}", *compared)
+    return table
+
+
+def summary_of(runs, args):
+    rates = [run["events_per_s"] for run in runs]
+
+    def median_of(name):
+        values = [ms for run in runs for ms in run.get(name, [])]
+        return round(statistics.median(values)) if values else None
+
+    return {
+        "events_per_s": round(statistics.median(rates)),
+        "min": round(min(rates)),
+        "max": round(max(rates)),
+        "events_per_cpu_s": round(statistics.median(args.events / run["cpu_seconds"] for run in runs)),
+        **{
+            name: median_of(name) for name in ("trigger_to_decision_ms", "decision_to_visible_ms", "batch_ms")
+        },
+    }
 
 
 if __name__ == "__main__":
