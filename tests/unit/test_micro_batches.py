@@ -38,6 +38,12 @@ from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.store import CreateResult
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails here; the store's own tests sync."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
 class Died(BaseException):
     """The process died at a step."""
 
