@@ -10,6 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from flinkish_spark.drop_in.offset_plan import Range
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.worker_gc import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +55,7 @@ def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.Rec
     """
     from flinkish_spark.kafka.range_reader import OffsetRange, RangeReader
 
+    freeze_modules()
     piece = partition.piece
     if piece.size:
         reader = RangeReader(options.connection, options.reader)

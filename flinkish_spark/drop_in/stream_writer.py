@@ -32,6 +32,7 @@ from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.kafka.task_ids import free_transactional_id
 from flinkish_spark.protocol.ids import BatchId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import AttemptNumber, StagedPart
+from flinkish_spark.runtime.worker_gc import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return {"_options": self._options, "_lease": self._lease}
 
     def _epochs(self, client: TransactionClient) -> SinkEpochs:
+        freeze_modules()
         # Planning and committing are different processes, forked by the same daemon of the same JVM.
         planner = f"{socket.gethostname()}-{os.getppid()}"
         directory = EpochDir(self._options.checkpoint_location)
@@ -87,6 +89,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         from flinkish_spark.kafka.partitioning import row_digest
         from flinkish_spark.kafka.staging import StagedTransaction
 
+        freeze_modules()
         lease, task = self._lease, TaskContext.get()
         if lease is None or task is None:
             raise InternalError("a task of the Kafka sink runs without a lease")

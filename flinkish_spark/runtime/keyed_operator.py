@@ -26,6 +26,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_codec import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.state_codec import StateCodecError, StateLayout, decode_states, encode_states
+from flinkish_spark.runtime.worker_gc import freeze_modules
 from flinkish_spark.state import KeyScope, ValueState, ValueStateDescriptor
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
@@ -173,6 +174,7 @@ class KeyedOperator:
             return
         if self._opened is None:
             self._opened = _OpenedFunction(self.spec)
+            freeze_modules()
         yield from self._records(self._opened, self.spec.group_of_route[route], frame, state)
 
     def _barrier(self, frame: pd.DataFrame, partition: int) -> Iterator[pd.DataFrame]:

@@ -17,6 +17,7 @@ from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier, TaskAck
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.worker_gc import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +48,7 @@ class StageInPython:
         from flinkish_spark.kafka.staging import StagedTransaction
         from flinkish_spark.kafka.task_ids import free_transactional_id
 
+        freeze_modules()
         task = TaskContext.get()
         if task is None:
             raise InternalError("rows are staged outside of a task")
