@@ -1,5 +1,5 @@
 # Every target sets up what it needs, under build/ in this checkout; a second run starts at once.
-# Needed on the machine: Python 3.11+, a JDK 17+, Maven, make.
+# Needed on the machine: Python 3.11+, a JDK 17+, Maven, make; for the tests openssl too.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -66,6 +66,7 @@ types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy
 
 unit: $(VENV)/.stamp ## seconds, no JVM
+	@tools/require.sh openssl
 	@$(PY) -m pytest tests/unit
 
 spark: setup ## local Spark sessions

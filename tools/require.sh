@@ -32,9 +32,14 @@ check_maven() {
     command -v mvn >/dev/null || fail "Maven is missing: install it (package \`maven\`) so that \`mvn\` is on the PATH"
 }
 
+check_openssl() {
+    command -v openssl >/dev/null || fail "openssl is missing, which makes the tests' certificates: install it (package \`openssl\`)"
+}
+
 case ${1:-} in
     python) find_python ;;
     java) check_java ;;
     maven) check_maven ;;
-    *) fail "usage: tools/require.sh python|java|maven" ;;
+    openssl) check_openssl ;;
+    *) fail "usage: tools/require.sh python|java|maven|openssl" ;;
 esac
