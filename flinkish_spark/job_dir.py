@@ -1,21 +1,20 @@
 """What lies where below the job directory, and its typed reads and writes.
 
-The only module that knows the keys (layout in `docs/architecture.md`). Absent optional objects
-are None here, once, so that callers see "no receipt yet" instead of a missing file; a corrupt
-object is always an error and never skipped.
+The only module that knows the keys (layout in `docs/architecture.md`).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
-from flinkish_spark.protocol.envelope import FORMAT, EnvelopeError, NewerFormatError, seal, unseal
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Decision, Receipt, RewindIntent, StagedBatch, Verdict
-from flinkish_spark.store import CreateResult, ObjectMissing, Store
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.store import CreateResult, Store
 
 T = TypeVar("T")
 
@@ -34,6 +33,7 @@ class JobDir:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._objects = SealedObjects(store, "the job directory")
 
     # -- identity -------------------------------------------------------------------------------
     def read_or_create_job(self, wanted: Mapping[str, Any]) -> tuple[JobUuid, dict[str, Any]]:
@@ -46,7 +46,7 @@ class JobDir:
         """
         body = {**wanted, "uuid": uuid.uuid4().hex}
         self.store.create_if_absent(JOB_KEY, seal("job", body))
-        recorded = self._read(JOB_KEY, "job", dict)
+        recorded = self._objects.read(JOB_KEY, "job", dict)
         for name, value in wanted.items():
             if recorded.get(name) != value:
                 raise JobDirError(
@@ -62,19 +62,19 @@ class JobDir:
 
     def known_uuid(self) -> JobUuid | None:
         """Return the uuid of a job that has started here before; None before its first start."""
-        recorded: dict[str, Any] | None = self._optional(JOB_KEY, "job", dict)
+        recorded: dict[str, Any] | None = self._objects.optional(JOB_KEY, "job", dict)
         return None if recorded is None else JobUuid(recorded["uuid"])
 
     def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
         key = f"facts/{name}.json"
         self.store.create_if_absent(key, seal("fact", value))
-        return self._read(key, "fact", dict)
+        return self._objects.read(key, "fact", dict)
 
     # -- owners ---------------------------------------------------------------------------------
     def newest_owner(self) -> OwnerEpoch:
         """Return the highest owner epoch ever taken; 0 if none."""
-        return OwnerEpoch(max(self._numbers("owners", ".json"), default=0))
+        return OwnerEpoch(max(self._objects.numbers("owners"), default=0))
 
     def create_owner(self, epoch: OwnerEpoch, body: Mapping[str, Any]) -> CreateResult:
         """Take an owner epoch; exactly one process can."""
@@ -92,7 +92,7 @@ class JobDir:
         found = {}
         for key in self.store.list(f"staged/{lineage}"):
             name = key.rsplit("/", 1)[1].removesuffix(".json")
-            found[name] = self._read(key, "staged", StagedBatch.from_json)
+            found[name] = self._objects.read(key, "staged", StagedBatch.from_json)
         return found
 
     def delete_staged(self, lineage: Lineage, attempt: str) -> None:
@@ -117,11 +117,13 @@ class JobDir:
 
     def decision(self, checkpoint: CheckpointId) -> Decision | None:
         """Return the decision, or None while the id is open."""
-        return self._optional(f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json)
+        return self._objects.optional(
+            f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
+        )
 
     def decided_ids(self) -> tuple[CheckpointId, ...]:
         """Return all ids that have a folder, in order of id."""
-        return tuple(CheckpointId(n) for n in sorted(self._numbers("checkpoints", "")))
+        return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
     def newest_commit(self) -> Decision | None:
         """Return the newest COMMIT decision, or None before the first."""
@@ -139,12 +141,12 @@ class JobDir:
 
     def receipt(self, checkpoint: CheckpointId) -> Receipt | None:
         """Return the receipt, or None while unconfirmed."""
-        return self._optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
+        return self._objects.optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
 
     # -- rewinds --------------------------------------------------------------------------------
     def open_rewind(self) -> RewindIntent | None:
         """Return the unfinished rewind, if there is one."""
-        return self._optional(REWIND_KEY, "rewind", RewindIntent.from_json)
+        return self._objects.optional(REWIND_KEY, "rewind", RewindIntent.from_json)
 
     def write_rewind(self, intent: RewindIntent) -> None:
         """Make a rewind durable before its first delete."""
@@ -158,35 +160,4 @@ class JobDir:
 
     def lineage(self) -> Lineage:
         """Return the live lineage: the number of finished rewinds."""
-        return Lineage(max(self._numbers("rewinds", ".json"), default=0))
-
-    # -- helpers --------------------------------------------------------------------------------
-    def _numbers(self, folder: str, ending: str) -> list[int]:
-        names = [key.rsplit("/", 1)[1] for key in self.store.list(folder)]
-        stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
-        return [int(stem) for stem in stems if stem.isdecimal()]
-
-    def _optional(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
-        try:
-            return self._read(key, kind, parse)
-        except ObjectMissing:
-            return None
-
-    def _read(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        data = self.store.read(key)
-        try:
-            return parse(unseal(kind, data))
-        except NewerFormatError as error:
-            raise JobDirError(
-                f"{key} was {error}",
-                why=f"this version of flinkish_spark writes format {FORMAT}",
-                what_to_do="use the newer version of flinkish_spark that wrote it",
-                key=key,
-            ) from error
-        except (EnvelopeError, ValueError, KeyError, TypeError) as error:
-            raise CorruptObjectError(
-                f"{key} in the job directory cannot be trusted",
-                why=str(error),
-                what_to_do="restore the file from a backup; an older checkpoint is never used silently",
-                key=key,
-            ) from error
+        return Lineage(max(self._objects.numbers("rewinds"), default=0))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
-from flinkish_spark.protocol.envelope import FORMAT, EnvelopeError, NewerFormatError, seal, unseal
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, JobUuid
 from flinkish_spark.protocol.micro_batches import (
     Attempt,
@@ -28,6 +28,7 @@ from flinkish_spark.protocol.micro_batches import (
     decided_batches,
 )
 from flinkish_spark.protocol.records import Verdict
+from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
 
 T = TypeVar("T")
@@ -49,27 +50,29 @@ class EpochDir:
     def __init__(self, checkpoint_location: Path) -> None:
         self._spark_checkpoint = checkpoint_location
         self._store = LocalStore(checkpoint_location / FOLDER)
+        self._objects = SealedObjects(self._store, str(self._store.root))
 
     def sink_uuid(self) -> JobUuid:
         """Return the uuid of this sink, made at the first call."""
         try:
-            return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
+            return JobUuid(self._objects.read("sink.json", "sink", dict)["uuid"])
         except ObjectMissing:
             self._store.create_if_absent("sink.json", seal("sink", {"uuid": uuid.uuid4().hex}))
-            return JobUuid(self._read("sink.json", "sink", dict)["uuid"])
+            return JobUuid(self._objects.read("sink.json", "sink", dict)["uuid"])
 
     # -- attempts -------------------------------------------------------------------------------
     def newest_attempt(self) -> Attempt | None:
         """Return the attempt that was planned last, by any driver."""
-        numbers = self._numbers("attempts")
-        return None if not numbers else self._read(_attempt_key(max(numbers)), "attempt", Attempt.from_json)
+        numbers = self._objects.numbers("attempts")
+        return (
+            None
+            if not numbers
+            else self._objects.read(_attempt_key(max(numbers)), "attempt", Attempt.from_json)
+        )
 
     def attempt(self, number: AttemptNumber) -> Attempt | None:
         """Return a planned attempt, or None if it is no longer kept."""
-        try:
-            return self._read(_attempt_key(int(number)), "attempt", Attempt.from_json)
-        except ObjectMissing:
-            return None
+        return self._objects.optional(_attempt_key(int(number)), "attempt", Attempt.from_json)
 
     def create_attempt(self, attempt: Attempt) -> CreateResult:
         """Take an attempt number; exactly one driver can."""
@@ -79,7 +82,7 @@ class EpochDir:
 
     def undecided_attempts(self) -> tuple[AttemptNumber, ...]:
         """Return the attempts that nobody has decided, in order."""
-        open_numbers = self._numbers("attempts") - self._numbers("decisions")
+        open_numbers = self._objects.numbers("attempts") - self._objects.numbers("decisions")
         return tuple(AttemptNumber(n) for n in sorted(open_numbers))
 
     # -- decisions ------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class EpochDir:
 
     def decisions(self) -> tuple[AttemptDecision, ...]:
         """Return all decisions that count, in order of attempt."""
-        numbers = self._numbers("attempts") & self._numbers("decisions")
+        numbers = self._objects.numbers("attempts") & self._objects.numbers("decisions")
         return tuple(self._decision(n) for n in sorted(numbers))
 
     def decided_batches(self) -> tuple[DecidedBatch, ...]:
@@ -133,14 +136,9 @@ class EpochDir:
         """Confirm a batch. EXISTS is harmless: somebody finished the same work."""
         return self._store.create_if_absent(f"receipts/{batch}.json", seal("batch-receipt", body))
 
-    def has_receipt(self, batch: BatchId) -> bool:
-        """Return whether everything of a batch is committed."""
-        return batch.value in self._numbers("receipts")
-
-    def newest_receipt(self) -> BatchId | None:
-        """Return the newest confirmed batch."""
-        numbers = self._numbers("receipts")
-        return BatchId(max(numbers)) if numbers else None
+    def confirmed(self) -> frozenset[BatchId]:
+        """Return the batches of which everything is committed, those that are kept."""
+        return frozenset(BatchId(number) for number in self._objects.numbers("receipts"))
 
     # -- Spark's own ----------------------------------------------------------------------------
     def offsets_sha256(self, batch: BatchId) -> str:
@@ -165,11 +163,11 @@ class EpochDir:
     # -- retention ------------------------------------------------------------------------------
     def prune(self) -> None:
         """Delete what belongs to batches long confirmed; the newest attempt always stays."""
-        receipts = self._numbers("receipts")
+        receipts = self._objects.numbers("receipts")
         if len(receipts) <= _KEPT_BATCHES + _KEPT_BATCHES // 2:
             return
         oldest_kept = sorted(receipts)[-_KEPT_BATCHES]
-        newest = max(self._numbers("attempts"))
+        newest = max(self._objects.numbers("attempts"))
         kept_from = min(
             (
                 int(d.attempt)
@@ -178,10 +176,10 @@ class EpochDir:
             ),
             default=newest,
         )
-        for number in sorted(n for n in self._numbers("attempts") if n < kept_from):
+        for number in sorted(n for n in self._objects.numbers("attempts") if n < kept_from):
             # This order matters: an attempt without its decision would look open.
             self._store.delete(_attempt_key(number))
-        for number in sorted(self._numbers("decisions") - self._numbers("attempts")):
+        for number in sorted(self._objects.numbers("decisions") - self._objects.numbers("attempts")):
             self._store.delete(f"decisions/{number}.json")
         for number in (n for n in receipts if n < oldest_kept):
             self._store.delete(f"receipts/{number}.json")
@@ -189,34 +187,10 @@ class EpochDir:
     # -- helpers --------------------------------------------------------------------------------
     def _decision(self, number: int) -> AttemptDecision:
         key = f"decisions/{number}.json"
-        found = self._read(key, "attempt-decision", AttemptDecision.from_json)
+        found = self._objects.read(key, "attempt-decision", AttemptDecision.from_json)
         if int(found.attempt) != number:
             raise CorruptObjectError(f"{key} is about attempt {found.attempt}", key=key)
         return found
-
-    def _numbers(self, folder: str) -> frozenset[int]:
-        names = (key.rsplit("/", 1)[1] for key in self._store.list(folder))
-        stems = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return frozenset(int(stem) for stem in stems if stem.isdecimal())
-
-    def _read(self, key: str, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        data = self._store.read(key)
-        try:
-            return parse(unseal(kind, data))
-        except NewerFormatError as error:
-            raise JobDirError(
-                f"{key} was {error}",
-                why=f"this version of flinkish_spark writes format {FORMAT}",
-                what_to_do="use the newer version of flinkish_spark that wrote it",
-                key=key,
-            ) from error
-        except (EnvelopeError, ValueError, KeyError, TypeError) as error:
-            raise CorruptObjectError(
-                f"{key} below {self._store.root} cannot be trusted",
-                why=str(error),
-                what_to_do="restore the file from a backup; nothing is guessed in its place",
-                key=key,
-            ) from error
 
 
 def committed(decision: AttemptDecision | None) -> bool:

@@ -105,8 +105,9 @@ class SinkEpochs:
         if newest is not None and not is_confirmed:
             # This order matters: sealed first, nothing can be decided while leftovers are swept.
             self._seal_open_attempts(newest.number)
-            finished = [batch for batch in self._unconfirmed() if not self._finish(batch).lost]
-            self._sweep(sink, newest.highest_block, self._needed())
+            unconfirmed = self._unconfirmed()
+            finished = [batch for batch in unconfirmed if not self._finish(batch).lost]
+            self._sweep(sink, newest.highest_block, unconfirmed)
         attempt = next_attempt(newest, self._planner, newest_is_confirmed=is_confirmed)
         if self._dir.create_attempt(attempt) is CreateResult.EXISTS:
             raise FencedError(
@@ -126,7 +127,7 @@ class SinkEpochs:
         if decision is None or decision.verdict is not Verdict.COMMIT:
             return False
         assert decision.batch is not None
-        return self._dir.has_receipt(decision.batch)
+        return decision.batch in self._dir.confirmed()
 
     def _seal_open_attempts(self, newest: AttemptNumber) -> None:
         for attempt in self._dir.undecided_attempts():
@@ -137,8 +138,8 @@ class SinkEpochs:
             self._dir.create_decision(AttemptDecision(attempt, Verdict.ABORT, reason=reason))
 
     def _unconfirmed(self) -> tuple[DecidedBatch, ...]:
-        found = self._dir.decided_batches()
-        return tuple(batch for batch in found if not self._dir.has_receipt(batch.batch))
+        confirmed = self._dir.confirmed()
+        return tuple(found for found in self._dir.decided_batches() if found.batch not in confirmed)
 
     # -- behind the tasks -----------------------------------------------------------------------
     def commit(self, attempt: AttemptNumber, batch: BatchId, parts: Sequence[StagedPart]) -> None:
@@ -172,7 +173,7 @@ class SinkEpochs:
             decided = self._decide(attempt, batch, parts)
         else:
             self._check_offsets(decided)
-            if self._dir.has_receipt(batch):
+            if batch in self._dir.confirmed():
                 # Spark died right before commits/N. The handles are not asked again: their ids have
                 # other transactions by now, and the log may no longer tell what became of the old ones.
                 self.abort(attempt, parts)
@@ -181,13 +182,14 @@ class SinkEpochs:
         finished = self._finish(decided)
         if finished.lost:
             raise self._lost(decided, finished, "the query must run the batch again to replace it")
-        # This order matters: once the receipt is there, a later attempt may use the same ids.
-        self._sweep_behind(attempt)
+        # This order matters: once the receipt is there, a later attempt may use the same ids. Spark runs
+        # a batch when those before it are in commits/, so no other one is unconfirmed.
+        self._sweep_behind(attempt, [decided])
         self._confirm(decided)
         self._prune()
 
     def _decide(self, attempt: AttemptNumber, batch: BatchId, parts: Sequence[StagedPart]) -> DecidedBatch:
-        newest = self._dir.newest_receipt()
+        newest = max(self._dir.confirmed(), default=None)
         if newest is not None and batch <= newest:
             raise JobDirError(
                 f"Spark runs batch {batch}, although batch {newest} is confirmed",
@@ -263,16 +265,16 @@ class SinkEpochs:
         parts
             What the tasks that succeeded staged.
         """
-        newest = self._dir.newest_attempt()
-        if attempt is None and newest is not None and newest.planner == self._planner:
-            attempt = newest.number
         if attempt is None:
-            return
+            newest = self._dir.newest_attempt()
+            if newest is None or newest.planner != self._planner:
+                return
+            attempt = newest.number
         self._dir.create_decision(AttemptDecision(attempt, Verdict.ABORT, reason="the attempt failed"))
         if committed(self._dir.decision(attempt)):
             return
         self._abort_parts(parts)
-        self._sweep_behind(attempt)
+        self._sweep_behind(attempt, self._unconfirmed())
 
     def _abort_parts(self, parts: Sequence[StagedPart]) -> None:
         """End transactions with ABORT; what cannot be ended now is swept by the next attempt."""
@@ -351,32 +353,24 @@ class SinkEpochs:
         dead = [f"{h.transactional_id}: {alive[h].reason}" for h in handles if not alive[h].alive]
         return dead[0] if dead else ""
 
-    def _needed(self) -> frozenset[str]:
-        """Return the transactional ids that a decided and unfinished batch still names."""
-        parts = (
-            one
-            for batch in self._unconfirmed()
-            for part in batch.first.parts
-            for one in batch.candidates(part)
-        )
-        return frozenset(handle.transactional_id for handle in handles_of(tuple(parts)))
-
-    def _sweep(self, sink: JobUuid, highest_block: int, needed: frozenset[str]) -> None:
-        """Abort what the sink left open and no decision names: it holds back every reader.
+    def _sweep(self, sink: JobUuid, highest_block: int, unconfirmed: Sequence[DecidedBatch]) -> None:
+        """Abort what the sink left open and no unconfirmed batch names: it holds back every reader.
 
         Blocks above `highest_block` belong to attempts planned later, perhaps by another driver.
         """
+        parts = [one for batch in unconfirmed for part in batch.first.parts for one in batch.candidates(part)]
+        needed = {handle.transactional_id for handle in handles_of(parts)}
         for found in self._transactions.list_of_job(sink):
             is_later = found.transactional_id.block > highest_block
             if not is_later and str(found.transactional_id) not in needed:
                 self._transactions.abort_open(found.transactional_id)
 
-    def _sweep_behind(self, attempt: AttemptNumber) -> None:
+    def _sweep_behind(self, attempt: AttemptNumber, unconfirmed: Sequence[DecidedBatch]) -> None:
         """Abort what failed and speculative tasks of an attempt left; a failure costs time only."""
         try:
             planned = self._dir.attempt(attempt)
             if planned is not None:
-                self._sweep(self._dir.sink_uuid(), planned.block, self._needed())
+                self._sweep(self._dir.sink_uuid(), planned.block, unconfirmed)
         except FlinkishError as error:
             LOG.warning("leftovers of attempt %s are swept by the next one: %s", attempt, error)
 

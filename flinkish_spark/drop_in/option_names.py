@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.kafka.options import is_connection_option
 
 _KAFKA = "kafka."
 
@@ -72,19 +73,6 @@ _PRODUCER_WITHOUT_MEANING = frozenset(
         "send.buffer.bytes",
     }
 )
-#: Beginnings and names of the options that both halves need to connect at all.
-_CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
-_CONNECTION = frozenset(
-    {
-        "client.id",
-        "connections.max.idle.ms",
-        "metadata.max.age.ms",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "request.timeout.ms",
-        "retry.backoff.ms",
-    }
-)
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -142,11 +130,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
             what_to_do='add .option("kafka.bootstrap.servers", "host:port,host:port")',
             option="kafka.bootstrap.servers",
         )
-    connection = {
-        name: value
-        for name, value in under.items()
-        if name in _CONNECTION or name.startswith(_CONNECTION_PREFIXES)
-    }
+    connection = {name: value for name, value in under.items() if is_connection_option(name)}
     # Both the connection and the client have a say in how long an answer may take.
     client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
     return servers, connection, client

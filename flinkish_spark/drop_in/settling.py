@@ -38,6 +38,6 @@ def settle(checkpoint_location: str, batch: int) -> None:
             f"micro-batch {batch} was not decided by the sink in {checkpoint_location}",
             what_to_do="take the number from the error, and the path from the query",
         )
-    if directory.has_receipt(wanted):
+    if wanted in directory.confirmed():
         raise ConfigError(f"micro-batch {batch} is confirmed already; there is nothing to settle")
     directory.create_receipt(wanted, {"settled_by_hand": True})

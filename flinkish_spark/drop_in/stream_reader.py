@@ -36,11 +36,12 @@ from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
-from flinkish_spark.protocol.envelope import seal, unseal
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.runtime.control_source import OFFSET_KEY
-from flinkish_spark.store import LocalStore, ObjectMissing
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,13 +84,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A rewind to before the first micro-batch must begin where the job began, not where the topic
         # ends by then.
         store, key = LocalStore(Path(self._options.first_offsets)), self._first_offsets_key()
-        try:
-            recorded = store.read(key)
-        except ObjectMissing:
+        objects = SealedObjects(store, str(store.root))
+        if objects.optional(key, "first-offsets", dict) is None:
             first = {"offsets": plan.to_json(self._finder.starting())}
             store.create_if_absent(key, seal("first-offsets", first))
-            recorded = store.read(key)
-        return self._logged(plan.from_json(unseal("first-offsets", recorded)["offsets"]), 0)
+        return self._logged(plan.from_json(objects.read(key, "first-offsets", dict)["offsets"]), 0)
 
     def _first_offsets_key(self) -> str:
         # A job may have several sources; no two read one topic.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ from flinkish_spark.drop_in.sink_options import SinkOptions
 from flinkish_spark.drop_in.steps import EpochObserver
 from flinkish_spark.errors import InternalError
 from flinkish_spark.kafka import TransactionClient
-from flinkish_spark.kafka.staging_settings import StagingSettings
+from flinkish_spark.kafka.staging_settings import DEFAULT_MAX_REQUEST_BYTES, StagingSettings
 from flinkish_spark.kafka.task_ids import free_transactional_id
+from flinkish_spark.kafka.wire_pool import WIRES
 from flinkish_spark.protocol.ids import BatchId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import AttemptNumber, StagedPart
 from flinkish_spark.runtime.worker_gc import freeze_modules
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 
 #: The drop-in sink has attempts in place of owners.
 _NO_OWNER = OwnerEpoch(0)
-#: The Java producer's default for max.request.size.
-_MAX_RECORD_BYTES = 1_048_576
 
 
 @dataclass
@@ -70,16 +70,19 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # Spark pickles a writer exactly when it is about to run a micro-batch's tasks with it. There is
         # no other moment before the tasks in which this code runs on the driver.
         if self._lease is None:
-            with TransactionClient(self._options.connection) as client:
-                self._lease = self._epochs(client).plan()
+            with self._epochs() as epochs:
+                self._lease = epochs.plan()
         return {"_options": self._options, "_lease": self._lease}
 
-    def _epochs(self, client: TransactionClient) -> SinkEpochs:
+    @contextmanager
+    def _epochs(self) -> Iterator[SinkEpochs]:
         freeze_modules()
         # Planning and committing are different processes, forked by the same daemon of the same JVM.
         planner = f"{socket.gethostname()}-{os.getppid()}"
         directory = EpochDir(self._options.checkpoint_location)
-        return SinkEpochs(directory, client, self._make_observer(), planner)
+        # The process serves the next micro-batch too, and a connection costs as much as a small one.
+        with WIRES.wire(self._options.connection) as wire:
+            yield SinkEpochs(directory, TransactionClient.over(wire), self._make_observer(), planner)
 
     # -- in a task ------------------------------------------------------------------------------
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
@@ -124,7 +127,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
                 connection, prefix, task.partitionId(), task.attemptNumber()
             ),
             transaction_timeout_ms=self._options.transaction_timeout_ms,
-            max_record_bytes=self._options.producer.max_request_bytes or _MAX_RECORD_BYTES,
+            max_record_bytes=self._options.producer.max_request_bytes or DEFAULT_MAX_REQUEST_BYTES,
             producer=self._options.producer,
         )
 
@@ -137,14 +140,14 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         if not attempts:
             # A micro-batch without tasks has nothing to commit, and no attempt to name.
             return
-        with TransactionClient(self._options.connection) as client:
-            self._epochs(client).commit(_common_attempt(attempts), BatchId(batchId), parts)
+        with self._epochs() as epochs:
+            epochs.commit(_common_attempt(attempts), BatchId(batchId), parts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what a failed micro-batch staged."""
         attempts, parts = _read(messages)
-        with TransactionClient(self._options.connection) as client:
-            self._epochs(client).abort(_common_attempt(attempts) if attempts else None, parts)
+        with self._epochs() as epochs:
+            epochs.abort(_common_attempt(attempts) if attempts else None, parts)
 
 
 def _read(messages: list[WriterCommitMessage | None]) -> tuple[list[AttemptNumber], list[StagedPart]]:

@@ -45,8 +45,17 @@ _MILLISECONDS = {
     "request.timeout.ms": "request_timeout_ms",
     "retry.backoff.ms": "retry_backoff_ms",
 }
+_CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
 #: Options of the Java client that have a meaning there only; harmless to leave out here.
 _JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
+
+
+def is_connection_option(option: str) -> bool:
+    """Return whether `option`, without the prefix ``kafka.``, says how to reach Kafka.
+
+    The rest are settings of a producer or a consumer.
+    """
+    return option == "client.id" or option in _MILLISECONDS or option.startswith(_CONNECTION_PREFIXES)
 
 
 def is_secret(option: str) -> bool:

@@ -40,6 +40,7 @@ _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 #: The time limit is that of the next transaction, and this client never begins one; small
 #: enough for any broker's maximum.
 _FENCING_TIMEOUT_MS = 10_000
+_EVIDENCE_PATIENCE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,21 @@ class TransactionClient:
         connection: KafkaConnection,
         *,
         retry_budget_ms: int = 15_000,
-        evidence_patience_ms: int = 2_000,
+        evidence_patience_ms: int = _EVIDENCE_PATIENCE_MS,
         clock: Clock = _CLOCK,
     ) -> None:
-        self._wire = KafkaWire(connection, timeout_ms=retry_budget_ms, clock=clock)
-        self._reader = EvidenceReader(self._wire, patience_ms=evidence_patience_ms)
-        self._budget_ms = retry_budget_ms
+        self._use(KafkaWire(connection, timeout_ms=retry_budget_ms, clock=clock), evidence_patience_ms)
+
+    @classmethod
+    def over(cls, wire: KafkaWire) -> TransactionClient:
+        """Return a client that asks over `wire`; the two are used, and closed, as one."""
+        client = cls.__new__(cls)
+        client._use(wire, _EVIDENCE_PATIENCE_MS)
+        return client
+
+    def _use(self, wire: KafkaWire, evidence_patience_ms: int) -> None:
+        self._wire, self._budget_ms = wire, wire.timeout_ms
+        self._reader = EvidenceReader(wire, patience_ms=evidence_patience_ms)
 
     def close(self) -> None:
         """Close the connection; a later call opens it again."""

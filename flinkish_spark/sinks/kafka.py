@@ -30,7 +30,12 @@ from flinkish_spark.kafka import (
     KafkaConnection,
     TransactionClient,
 )
-from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
+from flinkish_spark.kafka.staging_settings import (
+    DEFAULT_MAX_REQUEST_BYTES,
+    Oversize,
+    ProducerSettings,
+    StagingSettings,
+)
 from flinkish_spark.kafka.task_ids import MAX_ATTEMPT_INDEX
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer
@@ -46,8 +51,6 @@ if TYPE_CHECKING:
 BATCH_HEADER = "flinkish-batch"
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
-#: Java producer's default for max.request.size.
-_DEFAULT_MAX_REQUEST_BYTES = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class _KafkaWriter(SinkWriter):
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
             limits = [info.max_message_bytes for info in admin.topics([sink.topic]).values()]
-        own = int(sink.producer.get("max.request.size", _DEFAULT_MAX_REQUEST_BYTES))
+        own = int(sink.producer.get("max.request.size", DEFAULT_MAX_REQUEST_BYTES))
         self._max_record_bytes = min([own, *limits])
 
     def stage(self, request: StageRequest) -> StageResult:
