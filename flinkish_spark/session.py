@@ -100,7 +100,7 @@ def configure_spark_with_delta_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs, as `make jars` leaves them in ``build/jars``.
+        Holds the pinned JARs of Delta, as `make jars` leaves them in ``build/jars``; others may be missing.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def configure_spark_with_delta_jars(
     ...     SparkSession.builder.master("local[2,4]"), "build/jars"
     ... ).getOrCreate()
     """
-    jars = [jar for jar in pinned_jars(directory) if jar.name.startswith("delta-")]
+    jars = pinned_jars(directory, group="io.delta")
     return builder.config(map={**DELTA_CONF, "spark.jars": ",".join(str(jar) for jar in jars)})
 
 

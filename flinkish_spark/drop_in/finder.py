@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flinkish_spark.drop_in.offset_plan import Place
 from flinkish_spark.drop_in.source_options import EARLIEST, LATEST, Bound, NoOffsetStrategy, SourceOptions
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.kafka import Isolation
+from flinkish_spark.kafka.admin import unknown_topic
+from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import Positions, TopicPartitions, TopicPattern
 
 
@@ -62,12 +63,7 @@ class OffsetFinder:
         existing = self._positions.topics(topics)
         missing = sorted(topics - existing.keys())
         if missing:
-            raise GraphError(
-                f"the topic '{missing[0]}' does not exist",
-                why=f"the brokers at {self._options.connection.servers} do not know it",
-                what_to_do="create it, or correct its name",
-                topic=missing[0],
-            )
+            raise unknown_topic(missing[0], self._options.connection.servers)
         return existing
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Mapping
 
-from flinkish_spark.drop_in.offset_plan import Place
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.kafka import GroupCommit, KafkaAdmin
+from flinkish_spark.kafka.answers import Place
 
 LOG = logging.getLogger(__name__)
 #: After a refusal the next try waits, so that a missing right does not slow every micro-batch down.

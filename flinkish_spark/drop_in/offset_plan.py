@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: (topic, partition)
-Place = tuple[str, int]
+from flinkish_spark.kafka.answers import Place
+
 Offsets = Mapping[Place, int]
 
 

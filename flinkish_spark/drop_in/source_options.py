@@ -12,11 +12,10 @@ from flinkish_spark.drop_in import option_names as names
 from flinkish_spark.drop_in.option_names import Given
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.kafka import KafkaConnection
+from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.kafka.reader_settings import ReaderSettings
 
-#: (topic, partition)
-Place = tuple[str, int]
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
 _OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS)

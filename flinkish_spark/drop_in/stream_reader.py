@@ -30,10 +30,11 @@ from pyspark.sql.streaming.datasource import (
 from flinkish_spark.drop_in import offset_plan as plan
 from flinkish_spark.drop_in.finder import OffsetFinder
 from flinkish_spark.drop_in.group_offsets import GroupOffsets
-from flinkish_spark.drop_in.offset_plan import Place, Range
+from flinkish_spark.drop_in.offset_plan import Range
 from flinkish_spark.drop_in.rows import KafkaPiece, read_piece
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
+from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.envelope import seal
@@ -66,7 +67,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
         self._finder = finder or OffsetFinder(Positions(options.connection), options)
-        self._watch = TopicWatch(self._finder, lambda: options.reader.fail_on_data_loss)
+        self._watch = TopicWatch(self._finder, options.reader.fail_on_data_loss)
         self._group = GroupOffsets(options)
         self._target: dict[Place, int] | None = None
         self._newest: dict[Place, int] = {}

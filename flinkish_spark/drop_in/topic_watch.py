@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from flinkish_spark.clock import SystemClock
 from flinkish_spark.drop_in.finder import OffsetFinder
-from flinkish_spark.drop_in.offset_plan import Place
 from flinkish_spark.errors import GraphError, InputLostError
 from flinkish_spark.kafka import Isolation
+from flinkish_spark.kafka._pace import seen_to_stay
+from flinkish_spark.kafka.answers import Place
 
 LOG = logging.getLogger(__name__)
 #: How often partitions that were added, or topics that match a pattern, are looked for.
 _LOOK_FOR_PARTITIONS_S = 5.0
-#: Once a loss is seen it must be seen again: a broker that just started may not know its topics.
-_LOSSES_BELIEVED, _LOSS_PAUSE_S = 4, 0.5
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class TopicWatch:
         Spark's option `failOnDataLoss`.
     """
 
-    def __init__(self, finder: OffsetFinder, fails_on_loss: Callable[[], bool]) -> None:
+    def __init__(self, finder: OffsetFinder, fails_on_loss: bool) -> None:
         self._finder, self._fails_on_loss = finder, fails_on_loss
         self._places: frozenset[Place] = frozenset()
         self._looked_at = float("-inf")
@@ -58,15 +59,9 @@ class TopicWatch:
         InputLostError
             With `failOnDataLoss`, if something that was read, or is still to be read, is gone.
         """
-        if not self._fails_on_loss():
+        if not self._fails_on_loss:
             return self._ends_there_are(begin)
-        look = self._look(begin)
-        for _ in range(_LOSSES_BELIEVED - 1):
-            if not look.losses:
-                break
-            time.sleep(_LOSS_PAUSE_S)
-            self._looked_at = float("-inf")
-            look = self._look(begin)
+        look = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen.losses), _CLOCK)
         self._report(look.losses)
         return {place: max(end, begin.get(place, 0)) for place, end in look.ends.items()}
 
@@ -100,8 +95,12 @@ class TopicWatch:
             ends = self._finder.latest(self._known(self._finder.places))
         except (GraphError, InputLostError) as error:
             # A topic or a partition of the last look does not exist any more.
-            return _Look(begin, (str(error),))
-        return _Look(ends, self._missing(begin, ends, self._hidden(begin, ends)))
+            look = _Look(begin, (str(error),))
+        else:
+            look = _Look(ends, self._missing(begin, ends, self._hidden(begin, ends)))
+        if look.losses:
+            self._looked_at = float("-inf")
+        return look
 
     def _known(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
         now = time.monotonic()
@@ -131,7 +130,7 @@ class TopicWatch:
         return (*gone, *back)
 
     def _report(self, losses: tuple[str, ...]) -> None:
-        if losses and self._fails_on_loss():
+        if losses and self._fails_on_loss:
             raise InputLostError(
                 f"input is gone: missing are the offsets {'; '.join(losses)}",
                 why="Kafka's retention removed records that the query had not read, or a topic was "

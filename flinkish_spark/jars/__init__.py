@@ -63,13 +63,15 @@ def ivy_settings() -> Path:
     return _HERE / "ivysettings.xml"
 
 
-def pinned_jars(directory: str | Path) -> list[Path]:
+def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
     """Return the Spark-side JARs of the pinned list out of a directory.
 
     Parameters
     ----------
     directory
         Where they were downloaded to, named ``<artifact>-<version>.jar``; `make jars` fills ``build/jars``.
+    group
+        Only those of this Maven group; empty for all.
 
     Raises
     ------
@@ -77,7 +79,8 @@ def pinned_jars(directory: str | Path) -> list[Path]:
         If one of them is not there. Another version of it does not count.
     """
     where = Path(directory).resolve()
-    names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in pinned("spark")]
+    wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
+    names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in wanted]
     missing = [name for name in names if not (where / name).is_file()]
     if missing:
         raise JarMissing(

@@ -24,7 +24,8 @@ from flinkish_spark.errors import AuthorizationError, BrokerUnavailableError
 from flinkish_spark.kafka import staging_faults as faults
 from flinkish_spark.kafka._columns import Rows
 from flinkish_spark.kafka._producer_session import ProducerSession
-from flinkish_spark.kafka._wire_produce import BatchAnswer, Place, ProduceInFlight
+from flinkish_spark.kafka._wire_produce import BatchAnswer, ProduceInFlight
+from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.evidence import Evidence
 from flinkish_spark.kafka.record_batch import EncodedBatch, encode_batches, sequence_after
 from flinkish_spark.kafka.write_answers import Reaction, described, reaction_to

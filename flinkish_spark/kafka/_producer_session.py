@@ -23,8 +23,8 @@ from flinkish_spark.errors import (
 from flinkish_spark.kafka import staging_faults as faults
 from flinkish_spark.kafka._pace import pauses_ms
 from flinkish_spark.kafka._wire import KafkaWire
-from flinkish_spark.kafka._wire_produce import Place, ProduceClient, TopicLayout
-from flinkish_spark.kafka.answers import ProducerGrant
+from flinkish_spark.kafka._wire_produce import ProduceClient, TopicLayout
+from flinkish_spark.kafka.answers import Place, ProducerGrant
 from flinkish_spark.kafka.options import KafkaConnection
 from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.kafka.write_answers import Reaction, WriteCode, described, reaction_to

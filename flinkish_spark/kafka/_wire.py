@@ -39,6 +39,7 @@ PINNED_VERSION = "3.0.12"
 _FETCH_VERSION = 12
 _INIT_PRODUCER_ID_VERSION = 4
 _MAX_CACHED_COORDINATORS = 10_000
+_THROTTLE_POLL_S = 0.005
 
 _WRONG_CLIENT = (
     f"The installed kafka-python lacks what flinkish_spark needs; install kafka-python=={PINNED_VERSION}"
@@ -341,6 +342,18 @@ def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any],
         return result
 
     return run
+
+
+async def _patiently_sent(admin: Any, request: Any, node: int, request_timeout_ms: int) -> Any:
+    """Send a request; where the broker throttles this client it waits, while kafka-python would refuse it."""
+    connection = admin._manager.get_connection(node)
+    while connection.paused and not connection.closed:
+        await admin._net.sleep(_THROTTLE_POLL_S)
+    try:
+        return await admin._manager.send(request, node_id=node, request_timeout_ms=request_timeout_ms)
+    except RuntimeError as closed:
+        # kafka-python's way to say that the socket closed under its feet.
+        raise kafka_errors.KafkaConnectionError(str(closed)) from closed
 
 
 async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, int]:

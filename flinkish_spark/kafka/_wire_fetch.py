@@ -5,7 +5,6 @@ those of ``_wire``:
 
 - A Fetch is sent by one call and answered by another; it travels on the client's own thread.
 - Records stay the bytes that they were on the wire.
-- While a broker throttles us, a request waits here; kafka-python would refuse it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault
-from flinkish_spark.kafka._wire import _WRONG_CLIENT, KafkaWire, _blocking
-from flinkish_spark.kafka.answers import Code, Isolation
+from flinkish_spark.kafka._wire import _WRONG_CLIENT, KafkaWire, _blocking, _patiently_sent
+from flinkish_spark.kafka.answers import Code, Isolation, Place
 
 try:
     import kafka.errors as kafka_errors
@@ -29,10 +28,6 @@ except ImportError as missing:
 _FETCH_VERSION = 12
 #: Larger answers are refused by kafka-python's parser, which ends the connection.
 MAX_FRAME_BYTES = 100_000_000
-_THROTTLE_POLL_S = 0.005
-
-#: (topic, partition)
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,9 @@ class FetchClient:
             code, node = await self._leader(admin, places[0])
             if code != Code.NONE:
                 return dict.fromkeys(places, RawSlice(code))
-            answer = _answer_of(await _sent(admin, request, node, limits.request_timeout_ms), places)
+            answer = _answer_of(
+                await _patiently_sent(admin, request, node, limits.request_timeout_ms), places
+            )
             if any(seen.code != Code.NONE for seen in answer.values()):
                 self._leaders.clear()
             return answer
@@ -160,17 +157,6 @@ class FetchClient:
             return kafka_errors.LeaderNotAvailableError.errno, -1
         self._leaders[place] = row["leader_id"]
         return Code.NONE, row["leader_id"]
-
-
-async def _sent(admin: Any, request: Any, node: int, request_timeout_ms: int) -> Any:
-    connection = admin._manager.get_connection(node)
-    while connection.paused and not connection.closed:
-        await admin._net.sleep(_THROTTLE_POLL_S)
-    try:
-        return await admin._manager.send(request, node_id=node, request_timeout_ms=request_timeout_ms)
-    except RuntimeError as closed:
-        # kafka-python's way to say that the socket closed under its feet.
-        raise kafka_errors.KafkaConnectionError(str(closed)) from closed
 
 
 async def _settled(future: Any) -> FetchAnswer:

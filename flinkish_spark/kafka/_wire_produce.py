@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault
-from flinkish_spark.kafka._wire import _WRONG_CLIENT, KafkaWire, _blocking
-from flinkish_spark.kafka.answers import Code
+from flinkish_spark.kafka._wire import _WRONG_CLIENT, KafkaWire, _blocking, _patiently_sent
+from flinkish_spark.kafka.answers import Code, Place
 
 try:
     import kafka.errors as kafka_errors
@@ -31,11 +31,6 @@ except ImportError as missing:
 _ADD_PARTITIONS_VERSION = 3
 _PRODUCE_VERSION = 11
 _ALL_REPLICAS = -1
-#: While a broker throttles us, kafka-python refuses requests instead of keeping them.
-_THROTTLE_POLL_S = 0.005
-
-#: (topic, partition)
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +186,8 @@ class ProduceClient:
             max_version=_PRODUCE_VERSION,
         )
 
-        async def body(admin: Any) -> Any:
-            connection = admin._manager.get_connection(leader)
-            while connection.paused and not connection.closed:
-                await admin._net.sleep(_THROTTLE_POLL_S)
-            return await admin._manager.send(request, node_id=leader, request_timeout_ms=request_timeout_ms)
-
         def begin(admin: Any) -> ProduceInFlight:
-            future = admin._manager.call_soon(body, admin)
+            future = admin._manager.call_soon(_patiently_sent, admin, request, leader, request_timeout_ms)
             future.add_both(lambda _: answered.set())
             return ProduceInFlight(batches, future, lambda: self._wire._admin is not admin)
 

@@ -22,11 +22,12 @@ from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
     EnvironmentFault,
+    GraphError,
     InputLostError,
 )
 from flinkish_spark.kafka._pace import pauses_ms
 from flinkish_spark.kafka._wire import KafkaWire
-from flinkish_spark.kafka.answers import UNSETTLED, Code, Isolation, name_of
+from flinkish_spark.kafka.answers import UNSETTLED, Code, Isolation, Place, name_of
 from flinkish_spark.kafka.options import KafkaConnection
 
 #: How long the checks before a start wait for a broker; a person waits for the answer.
@@ -37,9 +38,6 @@ _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 #: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
 _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
-
-#: (topic, partition)
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +350,22 @@ class KafkaAdmin:
 
         found = self._wire.call("read partition offsets", read)
         return {(place.topic, place.partition): int(entry.offset) for place, entry in found.items()}
+
+
+def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
+    """Return the error about a topic that somebody named and no broker knows.
+
+    Parameters
+    ----------
+    of
+        Who named it, such as ``"source 'orders'"``.
+    """
+    return GraphError(
+        f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
+        why=f"the brokers at {servers} do not know it",
+        what_to_do="create it, or correct its name",
+        topic=topic,
+    )
 
 
 def _described_topics(admin: Any, names: list[str]) -> list[dict[str, Any]]:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 #: "fenced", so a committable stores the version it was prepared for.
 END_TXN_VERSION = 3
 
+#: (topic, partition)
+Place = tuple[str, int]
+
 
 class Code(enum.IntEnum):
     """Kafka's error codes that this package decides on."""

@@ -16,8 +16,8 @@ from typing import Any
 from flinkish_spark.clock import Clock, SystemClock
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.kafka._wire import KafkaWire
-from flinkish_spark.kafka.admin import KafkaAdmin, Place, _described_topics, _topic_id
-from flinkish_spark.kafka.answers import Isolation
+from flinkish_spark.kafka.admin import KafkaAdmin, _described_topics, _topic_id
+from flinkish_spark.kafka.answers import Isolation, Place
 from flinkish_spark.kafka.options import KafkaConnection
 
 #: Kafka's default.api.timeout.ms.

@@ -26,8 +26,8 @@ from flinkish_spark.errors import (
     InputLostError,
 )
 from flinkish_spark.kafka._pace import pauses_ms
-from flinkish_spark.kafka._wire_fetch import FetchAnswer, FetchLimits, Place, RawSlice, is_retriable
-from flinkish_spark.kafka.answers import UNAUTHORIZED, Code, Isolation, name_of
+from flinkish_spark.kafka._wire_fetch import FetchAnswer, FetchLimits, RawSlice, is_retriable
+from flinkish_spark.kafka.answers import UNAUTHORIZED, Code, Isolation, Place, name_of
 from flinkish_spark.kafka.reader_settings import DOUBT_MS, ReaderSettings
 from flinkish_spark.kafka.record_decode import RawBatch, batches
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 import os
 
-_frozen_in = -1
+#: The process in which it was done; a fork has to do it for itself.
+_frozen_in: int | None = None
 
 
 def freeze_modules() -> None:

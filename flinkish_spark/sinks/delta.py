@@ -98,7 +98,7 @@ class DeltaSink(Sink):
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
-        return _DeltaWriter(self, DeltaTables(spark), context)
+        return _DeltaWriter(self, DeltaTables(spark), context, probe(spark).has_shim)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
@@ -133,8 +133,9 @@ class CountedRows:
 class _DeltaWriter(SinkWriter):
     passes = 2
 
-    def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext) -> None:
+    def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext, has_shim: bool) -> None:
         self._sink, self._tables, self._context = sink, tables, context
+        self._has_shim = has_shim
 
     def stage(self, request: StageRequest) -> StageResult:
         """Write the records' files; the tap in front counts rows and takes the barriers out."""
@@ -152,7 +153,7 @@ class _DeltaWriter(SinkWriter):
         return StageResult(acks, ({"path": self._sink.path, **staged},))
 
     def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
-        if probe(request.rows.sparkSession).has_shim:
+        if self._has_shim:
             return TappedRows(request.rows, f"flinkish {self._context.uid} batch {request.batch}")
         return CountedRows(request.rows)
 

@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.shim import stage_kafka
 from flinkish_spark.config import require_positive
 from flinkish_spark.engines import Engine
-from flinkish_spark.errors import ConfigError, GraphError, SchemaError
+from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import (
     PREFLIGHT_TIMEOUT_MS,
@@ -30,6 +30,7 @@ from flinkish_spark.kafka import (
     KafkaConnection,
     TransactionClient,
 )
+from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.kafka.staging_settings import (
     DEFAULT_MAX_REQUEST_BYTES,
     Oversize,
@@ -137,12 +138,7 @@ class KafkaSink(Sink):
             found = admin.topics(self.topics)
             for topic in self.topics:
                 if topic not in found:
-                    raise GraphError(
-                        f"the topic '{topic}' of sink '{context.uid}' does not exist",
-                        why=f"the brokers at {self.connection.servers} do not know it",
-                        what_to_do="create it, or correct its name",
-                        topic=topic,
-                    )
+                    raise unknown_topic(topic, self.connection.servers, of=f"sink '{context.uid}'")
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
             admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)

@@ -24,6 +24,7 @@ from flinkish_spark.errors import (
 )
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources.base import SideOutput, Source
 from flinkish_spark.sources.json_records import (
@@ -217,9 +218,7 @@ class KafkaSource(Source):
         starts = start.kafka(frozenset(self.topics)) if start is not None else {}
         earliest = -2
         wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
-        if self.reader is Engine.PYTHON:
-            register(spark)
-        reader = spark.read.format(self._format).options(**self.connection.for_spark())
+        reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.option("subscribe", ",".join(self.topics)).option("failOnDataLoss", "false")
         reader = reader.option("kafka.isolation.level", "read_committed")
         reader = reader.option("startingOffsets", json.dumps(wanted)).option(
@@ -228,22 +227,18 @@ class KafkaSource(Source):
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
-    @property
-    def _format(self) -> str:
-        return "kafka" if self.reader is Engine.JVM else FORMAT_NAME
+    def _format_in(self, spark: SparkSession) -> str:
+        if self.reader is Engine.JVM:
+            return "kafka"
+        register(spark)
+        return FORMAT_NAME
 
     def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
-        own: dict[str, str] = {}
-        if self.reader is Engine.PYTHON:
-            register(spark)
-            own = {FIRST_OFFSETS: str(Path(control_path).parent)}
-        frame = self._stream(spark, own).load()
+        frame = self._stream(spark, control_path, {}).load()
         return frame.select(*_KAFKA_COLUMNS, self._channel(), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
-        register(spark)
-        own = {CONTROL_PATH: control_path, FIRST_OFFSETS: str(Path(control_path).parent)}
-        frame = self._stream(spark, own).load()
+        frame = self._stream(spark, control_path, {CONTROL_PATH: control_path}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
@@ -251,9 +246,10 @@ class KafkaSource(Source):
             *_KAFKA_COLUMNS, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE)
         )
 
-    def _stream(self, spark: SparkSession, more: Mapping[str, str]) -> DataStreamReader:
-        reader = spark.readStream.format(self._format).options(**self.connection.for_spark())
-        defaults = READER_DEFAULTS if self.reader is Engine.JVM else {}
+    def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
+        is_jvm = self.reader is Engine.JVM
+        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: str(Path(control_path).parent)}
+        reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**defaults, **self.reader_options, **more})
         reader = reader.option("subscribe", ",".join(self.topics))
         reader = reader.option("startingOffsets", self.starting_offsets.value)
@@ -284,12 +280,7 @@ class KafkaSource(Source):
             found = admin.topics(wanted)
         missing = [t for t in wanted if t not in found]
         if missing:
-            raise GraphError(
-                f"the topic '{missing[0]}' of source '{uid}' does not exist",
-                why=f"the brokers at {self.connection.servers} do not know it",
-                what_to_do="create it, or correct its name",
-                topic=missing[0],
-            )
+            raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""

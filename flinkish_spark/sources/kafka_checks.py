@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import InputLostError
 from flinkish_spark.kafka import KafkaAdmin
+from flinkish_spark.kafka._pace import seen_to_stay
 
 if TYPE_CHECKING:
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
 
 _CLOCK = SystemClock()
-#: A broker that just started may not know its topics or the end of its logs yet: so many answers
-#: in a row, so far apart, are believed.
-_LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 
 
 class InputChecks:
@@ -91,11 +89,7 @@ class InputChecks:
 
 def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
     """Raise what `loss` finds if it finds it again and again."""
-    for _ in range(_LOSSES_BELIEVED - 1):
-        if loss() is None:
-            return
-        _CLOCK.sleep_ms(_LOSS_PAUSE_MS)
-    error = loss()
+    error = seen_to_stay(loss, lambda found: found is not None, _CLOCK)
     if error is not None:
         raise error
 

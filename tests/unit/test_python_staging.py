@@ -34,7 +34,7 @@ from flinkish_spark.kafka import staging_faults as faults
 from flinkish_spark.kafka._columns import Addressed
 from flinkish_spark.kafka._routing import Spreader, by_partition, by_topic
 from flinkish_spark.kafka._wire_produce import BatchAnswer, ProduceClient, TopicLayout
-from flinkish_spark.kafka.answers import ProducerGrant
+from flinkish_spark.kafka.answers import Place, ProducerGrant
 from flinkish_spark.kafka.compression import Codec
 from flinkish_spark.kafka.partitioning import partitions_for_keys
 from flinkish_spark.kafka.record_decode import batches, decode
@@ -43,23 +43,7 @@ from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, St
 from flinkish_spark.kafka.write_answers import Reaction, WriteCode, reaction_to
 from flinkish_spark.runtime.failures import NOT_AUTHORIZED_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
-
-#: (topic, partition)
-Place = tuple[str, int]
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def sleep_ms(self, duration_ms: int) -> None:
-        self.now_ms += duration_ms
+from tests.clocks import ManualClock
 
 
 class Request:
@@ -85,7 +69,7 @@ class ModelCluster:
 
     def __init__(self, **topics: tuple[int, ...]) -> None:
         self.connection = KafkaConnection(f"model-{random.getrandbits(60)}:9092")
-        self.clock = ManualClock()
+        self.clock = ManualClock(1_000_000)
         self.leaders = {name.replace("_", "-"): list(leaders) for name, leaders in topics.items()}
         self.logs: dict[Place, list[tuple[int, bytes | None, bytes | None]]] = defaultdict(list)
         self.sequences: dict[Place, list[tuple[int, int, int]]] = defaultdict(list)

@@ -20,8 +20,8 @@ from flinkish_spark.errors import (
     InputLostError,
 )
 from flinkish_spark.kafka import KafkaConnection
-from flinkish_spark.kafka._wire_fetch import FetchAnswer, FetchLimits, Place, RawSlice
-from flinkish_spark.kafka.answers import Isolation, Marker
+from flinkish_spark.kafka._wire_fetch import FetchAnswer, FetchLimits, RawSlice
+from flinkish_spark.kafka.answers import Isolation, Marker, Place
 from flinkish_spark.kafka.compression import Codec
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.kafka.range_fetches import FetchedBatches, OffsetRange, RangeFetches
@@ -30,25 +30,10 @@ from flinkish_spark.kafka.reader_settings import HARMLESS_OPTIONS, READER_OPTION
 from flinkish_spark.kafka.record_batch import encode_batches
 from flinkish_spark.kafka.record_decode import CorruptBatch, batches
 from flinkish_spark.kafka.wire_pool import WirePool
+from tests.clocks import ManualClock
 
 COMMITTED, UNCOMMITTED = Isolation.READ_COMMITTED, Isolation.READ_UNCOMMITTED
 PLACE: Place = ("t", 0)
-
-
-class ManualClock:
-    """Moves only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def sleep_ms(self, duration_ms: int) -> None:
-        self.now_ms += duration_ms
 
 
 # -- what a reader may see ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from flinkish_spark.drop_in.rows import KafkaPiece
 from flinkish_spark.drop_in.source_options import parse_stream
 from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
 from flinkish_spark.errors import GraphError, InputLostError
-from flinkish_spark.kafka import Isolation
+from flinkish_spark.kafka import Isolation, _pace
 from flinkish_spark.protocol.alignment import announced_channel
 
 Place = tuple[str, int]
@@ -61,7 +61,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_watch, "_LOSS_PAUSE_S", 0.0)
+    monkeypatch.setattr(_pace, "_LOSS_PAUSE_MS", 0)
     monkeypatch.setattr(topic_watch, "_LOOK_FOR_PARTITIONS_S", -1.0)
 
 

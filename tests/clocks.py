@@ -1,0 +1,19 @@
+"""Clocks that tests move."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    """Moves only when somebody sleeps."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
