@@ -17,6 +17,7 @@ from demo.orders import Total, expected_totals
 from demo.readers import SinkReader, batch_of, checkpoint_of
 from demo.topics import read_topic
 from flinkish_spark.kafka import Isolation, KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.testing import still_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,9 @@ class Checked:
 
 def verify(run: Checked, reader: SinkReader) -> Verdict:
     """Compare everything, with the job ended and `reader` finished."""
+    reader.book.refresh()
+    # Asked before the topic is read: a commit that is still writing its markers is waited for.
+    left_open = _open_transactions(run, reader.book)
     values = [record.value for record in read_topic(run.servers, run.input_topic, run.partitions)]
     expected = expected_totals(values)
     in_topic, by_batch = _topic_rows(run)
@@ -127,7 +131,6 @@ def verify(run: Checked, reader: SinkReader) -> Verdict:
     for version in table.versions:
         mark = checkpoint_of(version.marks, reader.delta_sink)
         by_checkpoint[int(mark) if mark.isdecimal() else 0] += version.rows
-    reader.book.refresh()
     differences = {
         reader.kafka_sink: Difference.between(expected, in_topic),
         reader.delta_sink: Difference.between(expected, in_table),
@@ -139,7 +142,7 @@ def verify(run: Checked, reader: SinkReader) -> Verdict:
         differences=differences,
         undecided_rows=reader.undecided_rows,
         partial=partial,
-        open_transactions=_open_transactions(run, reader.book),
+        open_transactions=left_open,
         group_lag=group_lag(run),
         orphan_files=len(table.orphans),
         max_skew_ms=reader.max_skew_ms(),
@@ -193,4 +196,4 @@ def _open_transactions(run: Checked, book: DecisionBook) -> tuple[str, ...]:
     if job is None:
         return ()
     with TransactionClient(KafkaConnection(run.servers)) as client:
-        return tuple(f"{one.transactional_id} ({one.state})" for one in client.list_of_job(job))
+        return tuple(f"{one.transactional_id} ({one.state})" for one in still_open(client, job))

@@ -9,8 +9,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from flinkish_spark.drop_in.sink_options import parse_sink
 from flinkish_spark.drop_in.source_options import parse_any, parse_batch, parse_stream
-from flinkish_spark.drop_in.steps import EpochObserver, SilentEpochObserver
+from flinkish_spark.drop_in.steps import EpochObserver
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.runtime.steps import SilentObserver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +72,7 @@ class FlinkishKafka(DataSource):
     @staticmethod
     def observer() -> EpochObserver:
         """Return who watches the steps of the sink; crash tests override it."""
-        return SilentEpochObserver()
+        return SilentObserver()
 
 
 def register(spark: SparkSession) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+
+from flinkish_spark.runtime.steps import StepObserver
 
 
 class EpochStep(enum.Enum):
@@ -17,21 +18,4 @@ class EpochStep(enum.Enum):
     RECEIPT = "receipt"
 
 
-class EpochObserver(Protocol):
-    """Told about steps, in the process that takes them; must not raise."""
-
-    def before(self, step: EpochStep, subject: str) -> None:
-        """Note what comes; `subject` is the batch or the transactional id."""
-
-    def after(self, step: EpochStep, subject: str) -> None:
-        """Note what is done."""
-
-
-class SilentEpochObserver:
-    """Watches nothing."""
-
-    def before(self, step: EpochStep, subject: str) -> None:
-        """Do nothing."""
-
-    def after(self, step: EpochStep, subject: str) -> None:
-        """Do nothing."""
+EpochObserver = StepObserver[EpochStep]

@@ -7,7 +7,7 @@ called in the thread that takes the step and must not raise.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class Step(enum.Enum):
@@ -25,21 +25,27 @@ class Step(enum.Enum):
     REWIND_DELETE = "rewind-delete"
 
 
-class Observer(Protocol):
-    """Told about steps; see :class:`Step`."""
+StepT_contra = TypeVar("StepT_contra", contravariant=True)
 
-    def before(self, step: Step, subject: str) -> None:
-        """Note what comes: called right before the step; `subject` is a sink uid, a log entry or an id."""
 
-    def after(self, step: Step, subject: str) -> None:
-        """Note what is done: called right after the step."""
+class StepObserver(Protocol[StepT_contra]):
+    """Told about steps of one kind, in the thread and process that takes them; must not raise."""
+
+    def before(self, step: StepT_contra, subject: str) -> None:
+        """Note what comes, right before the step; `subject` is a sink uid, a log entry or an id."""
+
+    def after(self, step: StepT_contra, subject: str) -> None:
+        """Note what is done, right after the step."""
+
+
+Observer = StepObserver[Step]
 
 
 class SilentObserver:
-    """Watches nothing."""
+    """Watches nothing, of any kind."""
 
-    def before(self, step: Step, subject: str) -> None:
+    def before(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""
 
-    def after(self, step: Step, subject: str) -> None:
+    def after(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""

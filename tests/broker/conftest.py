@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.testing import LocalCertificates, SecureBroker, make_certificates
 from flinkish_spark.testing.broker import LocalBroker
 
 BROKER_JARS = Path(__file__).resolve().parents[2] / "build" / "broker-jars"
@@ -18,3 +19,26 @@ def own_broker(tmp_path: Path) -> Iterator[LocalBroker]:
     own = LocalBroker(tmp_path / "broker", jars_dir=BROKER_JARS)
     yield own
     own.kill()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> LocalCertificates:
+    """For 127.0.0.1 only: as `localhost` the broker is a stranger."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"), names=("127.0.0.1",))
+
+
+@pytest.fixture(scope="module")
+def secured(
+    request: pytest.FixtureRequest,
+    certificates: LocalCertificates,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SecureBroker]:
+    """A broker with TLS and logins; the module's USERS are its passwords by name."""
+    made = SecureBroker(
+        tmp_path_factory.mktemp("secured"),
+        jars_dir=BROKER_JARS,
+        certificates=certificates,
+        users=request.module.USERS,
+    )
+    with made:
+        yield made

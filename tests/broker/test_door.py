@@ -17,8 +17,9 @@ from pyspark.sql import functions as F
 import flinkish_spark
 from flinkish_spark.drop_in.epoch_dir import EpochDir
 from flinkish_spark.drop_in.epochs import SinkEpochs
-from flinkish_spark.drop_in.steps import SilentEpochObserver
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.runtime.steps import SilentObserver
+from flinkish_spark.testing import still_open
 from tests.support import produce, read_committed
 
 pytestmark = pytest.mark.timeout(240)
@@ -74,7 +75,7 @@ class Door:
 
     def open_transactions(self, name="c"):
         with TransactionClient(KafkaConnection(self.servers)) as client:
-            return client.list_of_job(EpochDir(self.checkpoint(name)).sink_uuid())
+            return still_open(client, EpochDir(self.checkpoint(name)).sink_uuid())
 
 
 # -- Spark's own examples, with the word changed -------------------------------------------------------
@@ -218,7 +219,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
     class Dies(Exception):
         pass
 
-    class DieBehindTheDecision(SilentEpochObserver):
+    class DieBehindTheDecision(SilentObserver):
         def after(self, step, subject):
             if step.value == "decision":
                 raise Dies
@@ -246,8 +247,8 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
     with TransactionClient(connection) as client:
         client.abort_open(lost)
     with pytest.raises(CommittableLostError, match="other ones"):
-        attempt(SilentEpochObserver(), 2)
-    attempt(SilentEpochObserver(), 1)
+        attempt(SilentObserver(), 2)
+    attempt(SilentObserver(), 1)
     assert door.values(out) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
     assert not door.open_transactions()
 

@@ -12,6 +12,7 @@ from flinkish_spark import DeadLetter, DeltaSink, Json, KafkaSink, KafkaSource, 
 from flinkish_spark.errors import ConfigError, JobDirError
 from flinkish_spark.kafka import KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.testing import still_open
 from tests.support import (
     ORDER,
     TOTAL,
@@ -63,7 +64,7 @@ def test_the_writers_take_turns_on_one_job(spark, broker, topic, job_dir):
         run_until(env, lambda _, done=done: sum(totals_in(servers, out).values()) == done)
     assert totals_in(servers, out) == expected_totals(amounts)
     with TransactionClient(KafkaConnection(servers)) as client:
-        assert not client.list_of_job(JobUuid(env._supervisor()._job_dir.known_uuid().value))
+        assert not still_open(client, JobUuid(env._supervisor()._job_dir.known_uuid().value))
 
 
 def test_what_one_writer_staged_the_other_sides_start_commits(spark, broker, topic, job_dir):

@@ -15,7 +15,7 @@ from kafka.admin import KafkaAdminClient
 from flinkish_spark.kafka import Evidence, KafkaCommittable, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.testing.broker import LocalBroker
+from flinkish_spark.testing import LocalBroker, still_open
 
 TopicFactory = Callable[..., str]
 BLOCKS = iter(range(1_000_000))
@@ -324,7 +324,7 @@ def test_list_of_job_parses_ids_exactly(stage: Stage, client: TransactionClient,
         stage.prepare(name, transactional_id)
     done = new_id(job)
     client.commit(stage.prepare(name, str(done)))
-    found = client.list_of_job(job)
+    found = still_open(client, job)
     assert [one.transactional_id for one in found] == sorted(ours)
     assert {one.state for one in found} == {"Ongoing"}
 

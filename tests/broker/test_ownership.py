@@ -15,6 +15,7 @@ from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.store import LocalStore
+from flinkish_spark.testing import still_open
 from tests.support import (
     TOTAL,
     RunningTotal,
@@ -46,7 +47,7 @@ def job(spark, broker, job_dir, source, sink, table=None):
 def open_transactions(broker, job_dir):
     uuid, _ = JobDir(LocalStore(job_dir)).read_or_create_job({})
     with TransactionClient(KafkaConnection(broker.bootstrap_servers)) as client:
-        return client.list_of_job(JobUuid(str(uuid)))
+        return still_open(client, JobUuid(str(uuid)))
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(spark, broker, topic, job_dir):

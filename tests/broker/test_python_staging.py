@@ -45,7 +45,7 @@ from flinkish_spark.kafka.wire_pool import WIRES
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.runtime.failures import classify
-from flinkish_spark.testing.broker import LocalBroker
+from flinkish_spark.testing import LocalBroker, still_open
 
 BROKER_JARS = Path(__file__).resolve().parents[2] / "build" / "broker-jars"
 
@@ -86,7 +86,7 @@ class Kafka:
         assert answer.outcome is Outcome.COMMITTED, answer
 
     def open_ids(self) -> set[str]:
-        return {str(one.transactional_id) for one in self.client.list_of_job(self.job)}
+        return {str(one.transactional_id) for one in still_open(self.client, self.job)}
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
         consumer = KafkaConsumer(

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,31 +14,11 @@ from pyspark.errors import StreamingQueryException
 
 import flinkish_spark
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
-from flinkish_spark.testing import LocalCertificates, SecureBroker, make_certificates
-
-from .conftest import BROKER_JARS
+from flinkish_spark.testing import SecureBroker
 
 pytestmark = pytest.mark.timeout(240)
 PASSWORD, WRONG = "correct-horse-battery", "not-it-at-all-123"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> LocalCertificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"), names=("127.0.0.1",))
-
-
-@pytest.fixture(scope="module")
-def secured(
-    certificates: LocalCertificates, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SecureBroker]:
-    made = SecureBroker(
-        tmp_path_factory.mktemp("secured"),
-        jars_dir=BROKER_JARS,
-        certificates=certificates,
-        users={"alice": PASSWORD},
-    )
-    with made:
-        yield made
+USERS = {"alice": PASSWORD}
 
 
 def with_prefix(options: dict[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,26 +22,7 @@ from flinkish_spark.testing import LocalCertificates, SecureBroker, make_certifi
 from .conftest import BROKER_JARS
 
 WRONG = "not-the-password"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> LocalCertificates:
-    """For 127.0.0.1 only: as `localhost` the broker is a stranger."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"), names=("127.0.0.1",))
-
-
-@pytest.fixture(scope="module")
-def secured(
-    certificates: LocalCertificates, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SecureBroker]:
-    made = SecureBroker(
-        tmp_path_factory.mktemp("secured"),
-        jars_dir=BROKER_JARS,
-        certificates=certificates,
-        users={"alice": "wonderland"},
-    )
-    with made:
-        yield made
+USERS = {"alice": "wonderland"}
 
 
 @pytest.fixture(params=["PLAIN", "SCRAM-SHA-512"])

@@ -26,7 +26,7 @@ from flinkish_spark.bridge.shim import TappedRows, stage_kafka
 from flinkish_spark.kafka import KafkaCommittable, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import Outcome
-from flinkish_spark.testing.broker import LocalBroker
+from flinkish_spark.testing import LocalBroker, still_open
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +80,7 @@ class Kafka:
 
     def open_ids(self, options: Mapping[str, Any]) -> set[str]:
         """Return the ids under the options' prefix whose transactions are open."""
-        found = {str(one.transactional_id) for one in self.client.list_of_job(self.job)}
+        found = {str(one.transactional_id) for one in still_open(self.client, self.job)}
         return {name for name in found if name.startswith(options["transactional_id_prefix"] + "-")}
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:

@@ -21,7 +21,7 @@ from demo.rig import ROOT, _environment
 from flinkish_spark.drop_in.epoch_dir import EpochDir
 from flinkish_spark.drop_in.steps import EpochStep
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
-from flinkish_spark.testing.broker import LocalBroker
+from flinkish_spark.testing import LocalBroker, still_open
 from tests.crash.door_app import TRIPWIRE
 from tests.support import read_committed
 
@@ -204,7 +204,7 @@ class DoorRun:
         job.reap()
         found = _content(servers, _OUT)
         with TransactionClient(KafkaConnection(servers)) as client:
-            left = client.list_of_job(EpochDir(self._checkpoint).sink_uuid())
+            left = still_open(client, EpochDir(self._checkpoint).sink_uuid())
         return DoorOutcome(
             sent=sum(sent.values()),
             lost=sum((sent - found).values()),

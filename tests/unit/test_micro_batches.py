@@ -13,7 +13,7 @@ import pytest
 from flinkish_spark.drop_in.epoch_dir import EpochDir
 from flinkish_spark.drop_in.epochs import SinkEpochs, StagedDataLostError
 from flinkish_spark.drop_in.settling import settle
-from flinkish_spark.drop_in.steps import EpochStep, SilentEpochObserver
+from flinkish_spark.drop_in.steps import EpochStep
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     CommittableLostError,
@@ -35,6 +35,7 @@ from flinkish_spark.protocol.micro_batches import (
 )
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Verdict
+from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.store import CreateResult
 
 
@@ -138,7 +139,7 @@ class Driver:
 
     checkpoint: Path
     brokers: Brokers
-    observer: DieAt | SilentEpochObserver = field(default_factory=SilentEpochObserver)
+    observer: DieAt | SilentObserver = field(default_factory=SilentObserver)
     name: str = "driver"
 
     def epochs(self) -> SinkEpochs:
@@ -179,6 +180,16 @@ def _content(batch: int, tasks: int = 3) -> dict[int, list[int]]:
 
 def _all_rows(batches: int) -> list[int]:
     return sorted(row for batch in range(batches) for rows in _content(batch).values() for row in rows)
+
+
+def _lose_a_decided_part(checkpoint: Path, brokers: Brokers) -> None:
+    """Leave batch 0 decided and not committed, and the transaction of its task 1 rolled back."""
+    with pytest.raises(Died):
+        Driver(checkpoint, brokers, DieAt(4)).run(0, _content(0))
+    (decided,) = EpochDir(checkpoint).decided_batches()
+    payload = decided.first.parts[1].payload
+    assert payload is not None
+    brokers.expire(KafkaCommittable.from_json(payload))
 
 
 def test_clean_batches_use_few_ids_and_leave_nothing_open(tmp_path: Path) -> None:
@@ -261,12 +272,7 @@ def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> Non
 
 def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: Path) -> None:
     brokers = Brokers()
-    with pytest.raises(Died):
-        Driver(tmp_path, brokers, DieAt(4)).run(0, _content(0))
-    (decided,) = decided_batches(EpochDir(tmp_path).decisions())
-    payload = decided.first.parts[1].payload
-    assert payload is not None
-    brokers.expire(KafkaCommittable.from_json(payload))
+    _lose_a_decided_part(tmp_path, brokers)
     Driver(tmp_path, brokers).run(0, _content(0))
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
@@ -278,12 +284,7 @@ def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: 
 @pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
 def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: str) -> None:
     brokers = Brokers(forgets=what == "no proof")
-    with pytest.raises(Died):
-        Driver(tmp_path, brokers, DieAt(4)).run(0, _content(0))
-    (decided,) = decided_batches(EpochDir(tmp_path).decisions())
-    payload = decided.first.parts[1].payload
-    assert payload is not None
-    brokers.expire(KafkaCommittable.from_json(payload))
+    _lose_a_decided_part(tmp_path, brokers)
     now = {
         "other rows": {**_content(0), 1: [10, 12]},
         "fewer rows": {**_content(0), 1: [10]},
@@ -396,12 +397,7 @@ def test_an_abort_that_names_nothing_leaves_other_drivers_alone(tmp_path: Path) 
 
 def test_lost_rows_are_settled_by_hand_and_the_query_goes_on(tmp_path: Path) -> None:
     brokers = Brokers(forgets=True)
-    with pytest.raises(Died):
-        Driver(tmp_path, brokers, DieAt(4)).run(0, _content(0))
-    (decided,) = EpochDir(tmp_path).decided_batches()
-    payload = decided.first.parts[1].payload
-    assert payload is not None
-    brokers.expire(KafkaCommittable.from_json(payload))
+    _lose_a_decided_part(tmp_path, brokers)
     driver = Driver(tmp_path, brokers)
     with pytest.raises(CommittableLostError, match="settle"):
         driver.run(0, _content(0))
