@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flinkish_spark.job_dir import JOB_KEY, JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
-from flinkish_spark.protocol.records import Decision, Verdict
 from flinkish_spark.store import LocalStore, ObjectMissing
 
 

@@ -19,8 +19,9 @@ from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers
 from flinkish_spark.protocol.checkpoint import CheckpointEvent, CheckpointState, PendingCheckpoint
+from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.records import Committable, Decision, Receipt, StagedBatch, Verdict
+from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.protocol.trigger import JobPhase, TriggerFacts, TriggerReason, decide_trigger
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted

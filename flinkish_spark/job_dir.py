@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
+from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
-from flinkish_spark.protocol.records import Decision, Receipt, RewindIntent, StagedBatch, Verdict
+from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult, Store
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, JobUuid
 from flinkish_spark.protocol.micro_batches import (
@@ -27,7 +28,6 @@ from flinkish_spark.protocol.micro_batches import (
     DecidedBatch,
     decided_batches,
 )
-from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
 

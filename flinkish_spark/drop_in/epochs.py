@@ -22,6 +22,7 @@ from flinkish_spark.errors import (
     FlinkishError,
     JobDirError,
 )
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId, JobUuid
 from flinkish_spark.protocol.micro_batches import (
     Attempt,
@@ -33,7 +34,6 @@ from flinkish_spark.protocol.micro_batches import (
     why_not_replaceable,
 )
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.store import CreateResult
 
 LOG = logging.getLogger(__name__)

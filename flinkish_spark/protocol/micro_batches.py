@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
-from flinkish_spark.protocol.records import Verdict
 
 Json = Mapping[str, Any]
 

@@ -13,8 +13,9 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.errors import CommittableLostError, EnvironmentFault, FencedError, JobDirError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Committable, Decision, Receipt
+from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.steps import Observer, Step

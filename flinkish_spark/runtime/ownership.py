@@ -23,8 +23,8 @@ from typing import IO
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-from flinkish_spark.protocol.records import Decision, Verdict
 from flinkish_spark.store import CreateResult
 
 

@@ -12,9 +12,10 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol import recovery as R
+from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.outcomes import Outcome
-from flinkish_spark.protocol.records import Committable, Decision, RewindIntent, StagedBatch, Verdict
+from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog

@@ -18,8 +18,9 @@ from flinkish_spark.errors import EnvironmentFault, FlinkishError, InputLostErro
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import StreamGraph
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.protocol.records import Decision, Receipt, StagedBatch
+from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
 from flinkish_spark.protocol.restart import GiveUp, RestartHistory
 from flinkish_spark.runtime.blocks import BlockPool

@@ -11,8 +11,8 @@ from flinkish_spark.errors import CommittableLostError, FencedError, OwnedElsewh
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaConnection, TransactionClient
 from flinkish_spark.kafka.options import KafkaConnection as Connection
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.store import LocalStore
 from flinkish_spark.testing import still_open

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from demo.app import build, parse_args, session
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.protocol.records import Committable, Decision, StagedBatch
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.recovering import Recovery
 from flinkish_spark.testing.crashing import observer_from
 

@@ -10,8 +10,9 @@ import pytest
 from flinkish_spark import CheckpointConfig
 from flinkish_spark.coordinator import CheckpointCoordinator, CoordinatorParts
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
-from flinkish_spark.protocol.records import Barrier, Receipt, SinkAck, StagedBatch, TaskAck, Verdict
+from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.restart import FailureRate, GiveUp, RestartAfter, RestartHistory
 from flinkish_spark.protocol.trigger import JobPhase
 from flinkish_spark.runtime.blocks import BlockPool

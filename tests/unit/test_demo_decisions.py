@@ -12,8 +12,9 @@ from demo.decisions import DecisionBook
 from demo.readers import UNMARKED, SinkReader, batch_of, checkpoint_of
 from demo.verify import Difference, partial_checkpoints
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
-from flinkish_spark.protocol.records import Decision, Receipt, SinkAck, StagedBatch, TaskAck, Verdict
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
 from flinkish_spark.store import LocalStore
 
 KAFKA, DELTA = "totals-kafka", "totals-delta"

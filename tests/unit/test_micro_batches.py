@@ -23,6 +23,7 @@ from flinkish_spark.errors import (
     JobDirError,
 )
 from flinkish_spark.kafka import Evidence, KafkaCommittable, Liveness, OpenTransaction
+from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import (
     Attempt,
@@ -34,7 +35,6 @@ from flinkish_spark.protocol.micro_batches import (
     why_not_replaceable,
 )
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Verdict
 from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.store import CreateResult
 

@@ -11,19 +11,10 @@ from flinkish_spark.errors import (
     StoreError,
 )
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, Verdict
 from flinkish_spark.protocol.envelope import EnvelopeError, NewerFormatError, seal, unseal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
-from flinkish_spark.protocol.records import (
-    Barrier,
-    Committable,
-    Decision,
-    Receipt,
-    RewindIntent,
-    SinkAck,
-    StagedBatch,
-    TaskAck,
-    Verdict,
-)
+from flinkish_spark.protocol.records import Barrier, Committable, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.runtime.ownership import JobLock, seal_next_checkpoint, take_over
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog, fence_spark_folder
 from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
