@@ -177,8 +177,8 @@ class DoorRun:
             job.start()
 
     def _batches(self) -> int:
-        newest = EpochDir(self._checkpoint).newest_receipt() if self._checkpoint.exists() else None
-        return -1 if newest is None else newest.value
+        confirmed = EpochDir(self._checkpoint).confirmed() if self._checkpoint.exists() else ()
+        return max((batch.value for batch in confirmed), default=-1)
 
     def _await_batches(self, job: JobProcess, count: int) -> None:
         self._start(job)
