@@ -161,12 +161,23 @@ class JobProcess:
             raise self.failed(f"ended by itself with status {self.status}")
         return self._driver
 
+    @property
+    def has_jvm(self) -> bool:
+        """Whether the driver has started its JVM; a moment after its own start it has."""
+        return self._find_jvm() is not None
+
     def _jvm(self) -> psutil.Process:
+        found = self._find_jvm()
+        if found is None:
+            raise self.failed("has no JVM")
+        return found
+
+    def _find_jvm(self) -> psutil.Process | None:
         for process in psutil.Process(self._running().pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == "java":
                     return process
-        raise self.failed("has no JVM")
+        return None
 
     def _worker(self) -> psutil.Process:
         """Return a worker that computes right now; if none is seen at it, any one.

@@ -163,6 +163,8 @@ class DoorRun:
         self._start(job)
         reached = self._wire / "reached"
         self._wait(job, reached.exists, f"reach {crash}")
+        # A zombie of the start before may have reached it while this start has no JVM yet.
+        self._wait(job, lambda: job.has_jvm, "start its JVM")
         if crash.victim is Victim.WORKER:
             os.kill(int((self._wire / "pid").read_text()), signal.SIGKILL)
         else:
