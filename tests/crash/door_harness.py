@@ -27,7 +27,7 @@ from tests.support import read_committed
 
 APP = Path(__file__).with_name("door_app.py")
 _IN, _OUT = "door-in", "door-out"
-_PATIENCE_S = 90.0
+_PATIENCE_S = 180.0
 
 
 @dataclass(frozen=True)
