@@ -119,3 +119,26 @@ def count_barriers(
                 Alignment.DUPLICATE, f"sink '{sink}' saw barrier {checkpoint} twice on channel {twice[0]}"
             )
     return AlignmentReport(Alignment.ALIGNED)
+
+
+def sinks_reached(
+    checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
+) -> set[str]:
+    """Return the sinks that saw the barrier on every channel, once or more.
+
+    For checkpoints that need not be exact: branches may show a barrier in different micro-batches,
+    and the checkpoint is complete with the last.
+
+    Examples
+    --------
+    >>> sinks_reached(CheckpointId(1), [], {"totals": frozenset({0})})
+    set()
+    """
+    by_sink = {ack.sink: ack for ack in acks}
+    reached = set()
+    for sink, wanted in expected.items():
+        barriers = by_sink[sink].barriers if sink in by_sink else ()
+        seen = {barrier.channel for barrier in barriers if barrier.checkpoint == checkpoint}
+        if seen and expected_of(seen, wanted) <= seen:
+            reached.add(sink)
+    return reached

@@ -4,159 +4,271 @@ The caller gathers the facts, asks :func:`next_step`, carries the step out and s
 the answer is :class:`StartSpark`. Each step is idempotent and changes the facts, so a crash in
 the middle of a recovery is nothing special: the next process sees what is left and goes on.
 
-The order of the rules *is* the argument:
-
-1. An open rewind is finished: until then Spark's logs are not to be believed.
-2. A decided checkpoint whose log entries are missing gets them back from its own copy.
-3. A decided checkpoint without receipt is confirmed: nothing later may be decided before.
-4. The cut-off micro-batch (offsets/N without commits/N) is aborted: Spark will run it again.
-5. Committed micro-batches after the last decision are kept if all they staged is alive,
-   otherwise they are aborted and the job is rewound to the last decision.
-6. What no kept file names is aborted.
+The rules are data, :data:`RULES`; the first whose facts hold says the step, and their order *is*
+the argument. :func:`recovery_table` prints them for the documentation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.recovery_facts import (
+    DecidedFact,
+    OrderFact,
+    RecoveryFacts,
+    StagedFact,
+    without_leftovers,
+)
+from flinkish_spark.protocol.recovery_steps import (
+    AbortStaged,
+    Confirm,
+    FinishRewind,
+    Pin,
+    RefuseOrder,
+    Reseed,
+    RestoreLog,
+    Rewind,
+    StartSpark,
+    Step,
+    SweepLeftovers,
+    TrimLog,
+)
+
+__all__ = [
+    "RULES",
+    "AbortStaged",
+    "Confirm",
+    "DecidedFact",
+    "FinishRewind",
+    "OrderFact",
+    "Pin",
+    "RecoveryFacts",
+    "RefuseOrder",
+    "Reseed",
+    "RestoreLog",
+    "Rewind",
+    "Rule",
+    "StagedFact",
+    "StartSpark",
+    "Step",
+    "SweepLeftovers",
+    "TrimLog",
+    "next_step",
+    "recovery_table",
+    "without_leftovers",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class DecidedFact:
-    """A COMMIT decision on disk."""
+class Rule:
+    """One rule: when `applies` returns a step, that is the step.
 
-    checkpoint: CheckpointId
-    batch: BatchId
-    has_receipt: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFact:
-    """A staged file of the live lineage that no decision contains.
-
-    `dead` names the first committable that cannot be committed any more; empty if all are alive.
+    `condition`, `step` and `why` are for the documentation.
     """
 
-    batch: BatchId
-    attempt: str
-    dead: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryFacts:
-    """What is on disk and at the brokers, with Spark not running."""
-
-    rewind_is_open: bool
-    lineage: Lineage
-    offsets: frozenset[BatchId]
-    commits: frozenset[BatchId]
-    decided: tuple[DecidedFact, ...]
-    staged: tuple[StagedFact, ...]
-    leftovers_are_swept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FinishRewind:
-    """Carry out the deletes that rewind.json names, then close it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreLog:
-    """Put offsets/N and commits/N of a decided checkpoint back from the decision."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Commit everything of a decided checkpoint again, then group offsets, then the receipt."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class AbortStaged:
-    """Abort all that these staged files name, then delete the files."""
-
-    attempts: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rewind:
-    """Set Spark's logs back so that `first_removed` is the next micro-batch to be planned."""
-
-    first_removed: BatchId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SweepLeftovers:
-    """Abort every open transaction of this job that no kept staged file names."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartSpark:
-    """Recovery is done.
-
-    Parameters
-    ----------
-    next_batch
-        The micro-batch that Spark must run first; anything else is an error.
-    kept
-        Micro-batches staged and committed but not decided, in order; if there are any, a
-        checkpoint is triggered at once, since their transactions' clocks kept running.
-    """
-
-    next_batch: BatchId
-    kept: tuple[BatchId, ...]
-
-
-Step = FinishRewind | RestoreLog | Confirm | AbortStaged | Rewind | SweepLeftovers | StartSpark
+    condition: str
+    step: str
+    why: str
+    applies: Callable[[RecoveryFacts], Step | None]
 
 
 def next_step(facts: RecoveryFacts) -> Step:
-    """Return what to do next; see the rules at the head of this file."""
-    if facts.rewind_is_open:
-        return FinishRewind()
-    decided = sorted(facts.decided, key=lambda d: d.checkpoint)
-    first_open = BatchId(0)
-    if decided:
-        newest = decided[-1]
-        first_open = newest.batch.next()
-        if newest.batch not in facts.commits or newest.batch not in facts.offsets:
-            return RestoreLog(newest.checkpoint)
-    for fact in decided:
-        if not fact.has_receipt:
+    """Return what to do next: the step of the first rule that applies."""
+    return next(step for rule in RULES if (step := rule.applies(facts)) is not None)
+
+
+def recovery_table() -> str:
+    """Return :data:`RULES` as a Markdown table; `docs/architecture.md` quotes it."""
+    rows = ["| order | fact | step | why here |", "|---|---|---|---|"]
+    rows += [f"| {n} | {rule.condition} | {rule.step} | {rule.why} |" for n, rule in enumerate(RULES, 1)]
+    return "\n".join(rows)
+
+
+def _finish_rewind(facts: RecoveryFacts) -> Step | None:
+    return FinishRewind() if facts.rewind_is_open else None
+
+
+def _restore_log(facts: RecoveryFacts) -> Step | None:
+    if facts.newest is None:
+        return None
+    at = facts.newest.batch
+    needed = {at} if at == BatchId(0) else {at, BatchId(at.value - 1)}
+    is_whole = needed <= facts.offsets and at in facts.commits
+    return None if is_whole else RestoreLog(facts.newest.checkpoint)
+
+
+def _confirm(facts: RecoveryFacts) -> Step | None:
+    target = facts.goes_back_to
+    for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
+        is_given_up = target is not None and fact.checkpoint > target.checkpoint
+        if not fact.has_receipt and not (is_given_up and fact.checkpoint in facts.lost):
             return Confirm(fact.checkpoint)
-
-    committed = sorted(b for b in facts.commits if b >= first_open)
-    next_batch = committed[-1].next() if committed else first_open
-    undecided = [s for s in facts.staged if s.batch >= first_open]
-    cut_off = tuple(s.attempt for s in undecided if s.batch >= next_batch)
-    if cut_off:
-        return AbortStaged(cut_off, "Spark did not commit this micro-batch and will run it again")
-
-    reason = _why_not_kept(committed, undecided, first_open)
-    if reason:
-        # This order matters: while the log entries still exist the staged files are found again
-        # by the next recovery; once they are gone, the batches are planned anew.
-        attempts = tuple(s.attempt for s in undecided)
-        return AbortStaged(attempts, reason) if attempts else Rewind(first_open, reason)
-    if not facts.leftovers_are_swept:
-        return SweepLeftovers()
-    return StartSpark(next_batch, tuple(committed))
+    return None
 
 
-def _why_not_kept(committed: list[BatchId], undecided: list[StagedFact], first_open: BatchId) -> str:
+def _pin(facts: RecoveryFacts) -> Step | None:
+    newest = facts.newest
+    if newest is None or not newest.has_receipt or newest.checkpoint in facts.pinned:
+        return None
+    return Pin(newest.checkpoint)
+
+
+def _refuse(facts: RecoveryFacts) -> Step | None:
+    return RefuseOrder(facts.order.order_id, facts.refusal) if facts.order and facts.refusal else None
+
+
+def _drop_undecided(facts: RecoveryFacts) -> Step | None:
+    if not facts.undecided or not (facts.order or facts.reseed_is_wanted):
+        return None
+    attempts = tuple(s.attempt for s in facts.undecided)
+    return AbortStaged(attempts, "the job goes back to a decided checkpoint")
+
+
+def _go_back(facts: RecoveryFacts) -> Step | None:
+    target = facts.goes_back_to
+    if facts.order is None or target is None:
+        return None
+    reason = f"ordered to go back to checkpoint {target.checkpoint}"
+    return Rewind(target.batch.next(), reason, target.checkpoint, facts.order.order_id)
+
+
+def _reseed(facts: RecoveryFacts) -> Step | None:
+    if not facts.reseed_is_wanted:
+        return None
+    return Reseed(facts.first_open, None if facts.newest is None else facts.newest.checkpoint)
+
+
+def _abort_cut_off(facts: RecoveryFacts) -> Step | None:
+    cut_off = tuple(s.attempt for s in facts.undecided if s.batch >= facts.next_batch)
+    if not cut_off:
+        return None
+    return AbortStaged(cut_off, "Spark did not commit this micro-batch and will run it again")
+
+
+def _abort_dead(facts: RecoveryFacts) -> Step | None:
+    reason = why_not_kept(facts)
+    attempts = tuple(s.attempt for s in facts.undecided)
+    return AbortStaged(attempts, reason) if reason and attempts else None
+
+
+def _rewind(facts: RecoveryFacts) -> Step | None:
+    reason = why_not_kept(facts)
+    target = None if facts.newest is None else facts.newest.checkpoint
+    return Rewind(facts.first_open, reason, target) if reason else None
+
+
+def _trim_log(facts: RecoveryFacts) -> Step | None:
+    beyond = tuple(sorted((b for b in facts.offsets if b > facts.next_batch), reverse=True))
+    return TrimLog(beyond) if beyond else None
+
+
+def _sweep(facts: RecoveryFacts) -> Step | None:
+    return None if facts.leftovers_are_swept else SweepLeftovers()
+
+
+def _start(facts: RecoveryFacts) -> Step | None:
+    return StartSpark(facts.next_batch, facts.kept)
+
+
+def why_not_kept(facts: RecoveryFacts) -> str:
     """Return why the micro-batches after the last decision cannot be kept; empty if they can."""
-    for position, batch in enumerate(committed):
-        if batch.value != first_open.value + position:
-            return f"commits/{first_open.value + position} is missing below commits/{batch}"
-        files = [s for s in undecided if s.batch == batch]
+    for position, batch in enumerate(facts.kept):
+        expected = facts.first_open.value + position
+        if batch.value != expected:
+            return f"commits/{expected} is missing below commits/{batch}"
+        files = [s for s in facts.undecided if s.batch == batch]
         if len(files) != 1:
             return f"micro-batch {batch} is committed but has {len(files)} staged files"
         if files[0].dead:
             return f"micro-batch {batch} can no longer be committed: {files[0].dead}"
     return ""
+
+
+RULES = (
+    Rule(
+        "a rewind was begun (`rewinding/<lineage>.json`)",
+        "finish what it names, close it",
+        "until then Spark's logs and state are half-way between two truths",
+        _finish_rewind,
+    ),
+    Rule(
+        "the newest decided micro-batch N lacks `offsets/N-1`, `offsets/N` or `commits/N`",
+        "restore them from the decision's and the pin's copies",
+        "a decided micro-batch must not run again, and later rules read the logs",
+        _restore_log,
+    ),
+    Rule(
+        "a COMMIT without receipt",
+        "commit all sinks again, group offsets, receipt; one that is lost may be left behind by an order",
+        "nothing later may be decided before; ids that it names must not be reused",
+        _confirm,
+    ),
+    Rule(
+        "the newest confirmed checkpoint is not pinned",
+        "pin its state",
+        "Spark is not running, so nothing can be cleaned away meanwhile",
+        _pin,
+    ),
+    Rule(
+        "an order to go back that cannot be carried out",
+        "close it, and end the start with its reason",
+        "refused before anything is touched",
+        _refuse,
+    ),
+    Rule(
+        "an order to go back or a new beginning is wanted, and staged files are undecided",
+        "abort what they name, delete them",
+        "what follows takes the log entries away by which staged files are understood",
+        _drop_undecided,
+    ),
+    Rule(
+        "an order to go back",
+        "write the intent to rewind to its target",
+        "all that is decided is confirmed and all that is not is aborted",
+        _go_back,
+    ),
+    Rule(
+        "Spark's checkpoint has to begin anew (another number of shuffle partitions)",
+        "export the state of the newest checkpoint, write the intent",
+        "after an order: the state to be exported is the one that stays",
+        _reseed,
+    ),
+    Rule(
+        "staged files above the newest committed micro-batch",
+        "abort what they name, delete them",
+        "Spark will run that micro-batch again",
+        _abort_cut_off,
+    ),
+    Rule(
+        "committed micro-batches after the last decision, one dead, without its staged file or after a gap",
+        "abort them all",
+        "they can only vanish as a whole; aborted first, while their staged files are still found",
+        _abort_dead,
+    ),
+    Rule(
+        "the same, and nothing is staged any more",
+        "write the intent to rewind to the last decided micro-batch",
+        "once the log entries are gone, the micro-batches are planned anew",
+        _rewind,
+    ),
+    Rule(
+        "an `offsets` entry above the micro-batch that Spark has to run next",
+        "remove it",
+        "Spark goes on from its newest entry, whatever is missing below; such an entry appeared late",
+        _trim_log,
+    ),
+    Rule(
+        "leftovers not swept yet",
+        "abort open transactions of this job that no kept file names",
+        "only now it is known what is kept",
+        _sweep,
+    ),
+    Rule(
+        "nothing left",
+        "start Spark",
+        "kept micro-batches get a checkpoint at once: their transactions' clocks kept running",
+        _start,
+    ),
+)

@@ -1,13 +1,36 @@
 """Restart strategies: how long to wait before the query is started again, if at all.
 
-A strategy is a frozen value; what happened so far is a :class:`RestartHistory`, so that the
-supervisor owns the clock and tests own the history. Names and rules are Flink's.
+A strategy is a frozen value; what happened so far is a :class:`RestartHistory`, and the one
+random number that jitter needs is passed in, so that the supervisor owns clock and chance and
+tests own the history. Names and rules are Flink's. Two of them count by time and one by success:
+
+- :class:`ExponentialDelay` and :class:`FailureRate` look at the times of failures. A checkpoint in
+  between changes nothing: a job that dies after each of them must not restart at full speed.
+- :class:`FixedDelay` counts failures since the last checkpoint. (Flink counts them over the life
+  of the job, so that a job of some months ends for three unrelated failures.)
+
+All strategies check their values when they are made and raise ValueError.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+from flinkish_spark.protocol.limits import (
+    UNLIMITED,
+    Limit,
+    checked_factor,
+    checked_limit,
+    checked_whole,
+    exceeds,
+)
+
+#: Times of failures that a history keeps; a strategy cannot count further than that.
+REMEMBERED_FAILURES = 1_000
+#: The random number that stands for no jitter at all.
+NO_JITTER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +40,8 @@ class RestartHistory:
     Parameters
     ----------
     failures_ms
-        Monotonic times of the last failures, oldest first; kept when the job runs well again,
-        since a failure rate is counted over time.
+        Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; kept when
+        the job runs well again.
     attempts
         Failures in a row since the job last ran well.
     """
@@ -28,10 +51,11 @@ class RestartHistory:
 
     def failed(self, now_ms: int) -> RestartHistory:
         """Return the history with one more failure."""
-        return replace(self, failures_ms=(*self.failures_ms[-99:], now_ms), attempts=self.attempts + 1)
+        kept = self.failures_ms[1 - REMEMBERED_FAILURES :]
+        return replace(self, failures_ms=(*kept, now_ms), attempts=self.attempts + 1)
 
     def ran_well(self) -> RestartHistory:
-        """Return the history after enough progress to forget earlier failures."""
+        """Return the history after enough progress to count attempts anew: a confirmed checkpoint."""
         return replace(self, attempts=0)
 
 
@@ -50,60 +74,172 @@ class GiveUp:
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failure; `history` already holds that failure."""
+    """Decides after each failure that a restart may mend; called by the supervisor."""
 
-    def decide(self, history: RestartHistory) -> RestartAfter | GiveUp:
-        """Return the delay or the reason to give up."""
+    def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Return the delay or the reason to give up.
+
+        Parameters
+        ----------
+        history
+            All failures; the newest is the one to decide about.
+        random
+            A random number from 0 up to, not including, 1, drawn anew for each call.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
     """Every failure ends the job."""
 
-    def decide(self, history: RestartHistory) -> RestartAfter | GiveUp:
+    def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
         """Give up."""
         return GiveUp("the restart strategy is NoRestart")
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """Restart up to `attempts` times in a row, `delay_ms` apart."""
+    """Restart up to `attempts` times in a row, `delay_ms` apart.
 
-    attempts: int = 3
+    Parameters
+    ----------
+    attempts
+        Restarts without a checkpoint in between; 0 for none, UNLIMITED for no end.
+    delay_ms
+        Time before each.
+
+    Examples
+    --------
+    >>> FixedDelay(attempts=1, delay_ms=100).decide(RestartHistory().failed(now_ms=0))
+    RestartAfter(delay_ms=100)
+    """
+
+    attempts: Limit = 3
     delay_ms: int = 1_000
 
-    def decide(self, history: RestartHistory) -> RestartAfter | GiveUp:
+    def __post_init__(self) -> None:
+        checked_limit("attempts", self.attempts, least=0)
+        checked_whole("delay_ms", self.delay_ms, least=0)
+
+    def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
         """Restart while attempts are left."""
-        if history.attempts > self.attempts:
+        if exceeds(history.attempts, self.attempts):
             return GiveUp(f"{self.attempts} restarts in a row did not help")
         return RestartAfter(self.delay_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Restart for ever, doubling the delay up to `max_delay_ms`; the default, as in Flink."""
+    """Restart with a delay that grows with each failure; the default, as in Flink.
+
+    Parameters
+    ----------
+    initial_delay_ms
+        Delay after the first failure.
+    max_delay_ms
+        No delay is longer, jitter included.
+    backoff_multiplier
+        Each further delay is this many times the one before; at least 1.
+    jitter_factor
+        How far a delay is moved at random, in either direction, as a part of it; 0 to 1. Many jobs
+        that lose the same broker then do not all come back in the same moment.
+    reset_backoff_threshold_ms
+        After this long without a failure, counted from the end of the delay, delay and attempts
+        start anew.
+    attempts_before_reset_backoff
+        Restarts until then; one more failure ends the job. 0 for none, UNLIMITED for no end.
+
+    Examples
+    --------
+    >>> strategy, history = ExponentialDelay(100, 1_000), RestartHistory().failed(0).failed(500)
+    >>> strategy.decide(history)
+    RestartAfter(delay_ms=200)
+    >>> strategy.decide(history, random=0.0)
+    RestartAfter(delay_ms=180)
+    """
 
     initial_delay_ms: int = 500
     max_delay_ms: int = 30_000
+    backoff_multiplier: float = 2.0
+    jitter_factor: float = 0.1
+    reset_backoff_threshold_ms: int = 3_600_000
+    attempts_before_reset_backoff: Limit = UNLIMITED
 
-    def decide(self, history: RestartHistory) -> RestartAfter | GiveUp:
-        """Restart after the next delay."""
-        doublings = min(history.attempts - 1, 30)
-        return RestartAfter(min(self.max_delay_ms, self.initial_delay_ms << doublings))
+    def __post_init__(self) -> None:
+        checked_whole("initial_delay_ms", self.initial_delay_ms, least=1)
+        if checked_whole("max_delay_ms", self.max_delay_ms, least=1) < self.initial_delay_ms:
+            raise ValueError(
+                f"max_delay_ms is {self.max_delay_ms}, below initial_delay_ms {self.initial_delay_ms}"
+            )
+        checked_factor("backoff_multiplier", self.backoff_multiplier, least=1.0, most=1_000.0)
+        checked_factor("jitter_factor", self.jitter_factor, least=0.0, most=1.0)
+        checked_whole("reset_backoff_threshold_ms", self.reset_backoff_threshold_ms, least=1)
+        checked_limit("attempts_before_reset_backoff", self.attempts_before_reset_backoff, least=0)
+        _refuse_uncountable("attempts_before_reset_backoff", self.attempts_before_reset_backoff)
+
+    def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Restart after the next delay, unless too many came without a quiet time between them."""
+        if not 0 <= random < 1:
+            raise ValueError(f"random must be at least 0 and below 1, got {random!r}")
+        delay, attempts = self._backoff(history)
+        if exceeds(attempts, self.attempts_before_reset_backoff):
+            return GiveUp(
+                f"{attempts} failures without {self.reset_backoff_threshold_ms} ms of running between them"
+            )
+        jitter = delay * self.jitter_factor * (2 * random - 1)
+        return RestartAfter(min(self.max_delay_ms, round(delay + jitter)))
+
+    def _backoff(self, history: RestartHistory) -> tuple[float, int]:
+        """Return the delay without jitter, and how many failures there were since the last reset."""
+        delay, attempts = float(self.initial_delay_ms), 1
+        for earlier_ms, later_ms in itertools.pairwise(history.failures_ms):
+            if later_ms - earlier_ms >= self.reset_backoff_threshold_ms + delay:
+                delay, attempts = float(self.initial_delay_ms), 1
+            else:
+                delay, attempts = min(self.max_delay_ms, delay * self.backoff_multiplier), attempts + 1
+        return delay, attempts
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """Give up when more than `max_failures` happen within `interval_ms`."""
+    """Give up when more than `max_failures` happen within `interval_ms`.
+
+    Parameters
+    ----------
+    max_failures
+        Failures within the interval that are taken; at least 1.
+    interval_ms
+        Length of the interval, which ends with the newest failure.
+    delay_ms
+        Time before each restart.
+
+    Examples
+    --------
+    >>> history = RestartHistory().failed(0).failed(10).failed(20)
+    >>> FailureRate(max_failures=2, interval_ms=60_000).decide(history)
+    GiveUp(reason='3 failures within 60000 ms')
+    """
 
     max_failures: int = 3
     interval_ms: int = 60_000
     delay_ms: int = 1_000
 
-    def decide(self, history: RestartHistory) -> RestartAfter | GiveUp:
+    def __post_init__(self) -> None:
+        checked_whole("max_failures", self.max_failures, least=1)
+        checked_whole("interval_ms", self.interval_ms, least=1)
+        checked_whole("delay_ms", self.delay_ms, least=0)
+        _refuse_uncountable("max_failures", self.max_failures)
+
+    def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
         """Restart unless failures come too fast."""
-        newest = history.failures_ms[-1]
-        recent = [t for t in history.failures_ms if newest - t < self.interval_ms]
+        newest_ms = history.failures_ms[-1]
+        recent = [t for t in history.failures_ms if newest_ms - t <= self.interval_ms]
         if len(recent) > self.max_failures:
             return GiveUp(f"{len(recent)} failures within {self.interval_ms} ms")
         return RestartAfter(self.delay_ms)
+
+
+def _refuse_uncountable(name: str, limit: Limit) -> None:
+    """Raise ValueError for a limit that the history is too short to ever exceed."""
+    if isinstance(limit, int) and limit >= REMEMBERED_FAILURES:
+        raise ValueError(f"{name} must be below {REMEMBERED_FAILURES}, got {limit}")

@@ -1,0 +1,371 @@
+"""All checkpoints of one start of a query: what is asked for, in flight, and due next.
+
+The coordinator tells this object what happened and carries out the effects that it returns, in
+their order. It keeps no clock and touches nothing; the same calls give the same effects.
+
+Rules:
+
+1. Ids rise by one and are never used again, whatever becomes of the checkpoint.
+2. At most one checkpoint is being initialised or has its barrier on the way; several may wait for
+   their commit log, for their turn and for their receipt, up to `max_concurrent`.
+3. Decisions are made one after the other, in the order of ids: the next is not begun before the
+   receipt of the one before it is durable.
+4. A decision of n covers all micro-batches up to its own, so it subsumes what is older and
+   undecided. A savepoint is not subsumed: a younger checkpoint waits for it.
+5. What an aborted checkpoint staged is not lost: it passes to the next one, which is asked for
+   at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flinkish_spark.protocol.checkpoint import (
+    AckResult,
+    CheckpointEvent,
+    CheckpointState,
+    Participant,
+    PendingCheckpoint,
+)
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.ids import BatchId, CheckpointId
+from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.protocol.requests import CheckpointRequest, RequestQueue, Urgency
+from flinkish_spark.protocol.trigger import (
+    FinishedParticipants,
+    JobPhase,
+    ParticipantStatus,
+    Schedule,
+    TriggerFacts,
+    is_periodic_due,
+    why_refused,
+    why_waiting,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinationRules:
+    """The settings of `CheckpointConfig` that the rules need; times in milliseconds."""
+
+    interval_ms: int
+    min_pause_ms: int
+    timeout_ms: int
+    max_concurrent: int = 1
+    queue_limit: int = 1_000
+    finished: FinishedParticipants = FinishedParticipants.ALLOWED
+
+
+# -- effects ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Initialise:
+    """Make the storage of a checkpoint and call its hooks; then say how that went."""
+
+    checkpoint: CheckpointId
+    request: CheckpointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Let the next micro-batch carry its barrier."""
+
+    checkpoint: CheckpointId
+    request: CheckpointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Look at what it staged, write its decision, commit, write its receipt; say how that went."""
+
+    checkpoint: CheckpointId
+    batch: BatchId
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Write ABORT for its id, durably, and tell everybody."""
+
+    checkpoint: CheckpointId
+    request: CheckpointRequest
+    reason: Reason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell whoever asked that there will be no checkpoint; nothing has an id yet."""
+
+    request: CheckpointRequest
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Tell whoever asked, and everybody else, that it is confirmed."""
+
+    checkpoint: CheckpointId
+    request: CheckpointRequest
+
+
+Effect = Initialise | Offer | Decide | Abort | Refuse | Completed
+
+
+class Coordination:
+    """See the module's head. Owned by one thread.
+
+    Parameters
+    ----------
+    rules
+        Limits and times.
+    participants
+        Who must acknowledge, hooks included.
+    next_id
+        The lowest id that nobody has used.
+    now_ms
+        Monotonic time of the start; the first interval counts from here.
+    """
+
+    def __init__(
+        self,
+        rules: CoordinationRules,
+        participants: Iterable[Participant],
+        next_id: CheckpointId,
+        now_ms: int,
+    ) -> None:
+        self._rules, self._participants = rules, tuple(participants)
+        self._next_id = next_id
+        self._queue = RequestQueue(rules.queue_limit)
+        self._open: dict[CheckpointId, PendingCheckpoint] = {}
+        self._phase, self._schedule = JobPhase.STARTING, Schedule.ON
+        self._statuses: Mapping[str, ParticipantStatus] = {}
+        self._last_trigger_ms = self._last_end_ms = now_ms
+        self._numbers = 0
+        #: The checkpoint behind whose barrier the job ends: nothing starts behind it.
+        self._final: CheckpointId | None = None
+
+    # -- looking --------------------------------------------------------------------------------
+    @property
+    def open(self) -> tuple[PendingCheckpoint, ...]:
+        """Return the checkpoints in flight, oldest first."""
+        return tuple(self._open.values())
+
+    @property
+    def queue(self) -> RequestQueue:
+        """Return the requests that wait."""
+        return self._queue
+
+    @property
+    def barrier_on_its_way(self) -> bool:
+        """Whether a checkpoint is being prepared or its barrier has not come through."""
+        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
+        return any(one.state in early for one in self._open.values())
+
+    @property
+    def needs_micro_batches(self) -> bool:
+        """Whether nothing in flight can complete unless more micro-batches come through."""
+        early = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
+        return bool(self._open) and all(one.state in early for one in self._open.values())
+
+    @property
+    def awaiting_log(self) -> tuple[PendingCheckpoint, ...]:
+        """Return the acknowledged checkpoints whose commits/N has not been read."""
+        return tuple(one for one in self._open.values() if one.state is CheckpointState.ACKNOWLEDGED)
+
+    def awaits(self, checkpoint: CheckpointId) -> bool:
+        """Whether barriers of `checkpoint` are still counted."""
+        pending = self._open.get(checkpoint)
+        return pending is not None and pending.state is CheckpointState.TRIGGERED
+
+    # -- the job --------------------------------------------------------------------------------
+    def on_phase(self, phase: JobPhase, statuses: Mapping[str, ParticipantStatus]) -> None:
+        """Note what the job and its participants do."""
+        self._phase, self._statuses = phase, dict(statuses)
+
+    def on_schedule(self, schedule: Schedule) -> tuple[Effect, ...]:
+        """Switch the timer; switching it off drops the requests that it has queued."""
+        self._schedule = schedule
+        if schedule is Schedule.ON:
+            return ()
+        return self._refuse_queued(
+            lambda one: one.purpose is CheckpointPurpose.PERIODIC, Reason.PERIODIC_SCHEDULING_OFF
+        )
+
+    def on_stop(self, reason: Reason, text: str) -> tuple[Effect, ...]:
+        """End everything that can end: the query is over. Queued requests are refused.
+
+        A checkpoint that is being decided is not touched: whoever decides it finishes it.
+        """
+        self._phase = JobPhase.STOPPED
+        effects: list[Effect] = [*self._refuse_queued(lambda one: True, Reason.SHUT_DOWN)]
+        for one in self.open:
+            if one.can_end:
+                early = one.state is CheckpointState.INITIALISING
+                why = Reason.INITIALISATION_CANCELLED if early else reason
+                effects.append(self._end(one, CheckpointEvent.DECLINED, why, text))
+        return tuple(effects)
+
+    # -- requests -------------------------------------------------------------------------------
+    def new_request(
+        self, purpose: CheckpointPurpose, now_ms: int, urgency: Urgency = Urgency.NORMAL, target: str = ""
+    ) -> CheckpointRequest:
+        """Return a request with the next number."""
+        self._numbers += 1
+        return CheckpointRequest(self._numbers, purpose, now_ms, urgency, target)
+
+    def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
+        """Queue a request or refuse it, and start what may start."""
+        reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
+        if reason is not None:
+            return (Refuse(request, reason),)
+        self._queue, rejected = self._queue.offer(request)
+        refused = () if rejected is None else (Refuse(rejected, Reason.QUEUE_FULL),)
+        return (*refused, *self._start(now_ms))
+
+    def on_time(self, now_ms: int) -> tuple[Effect, ...]:
+        """Expire what is too old, ask for the periodic checkpoint, start what may start."""
+        effects: list[Effect] = []
+        for pending in self.open:
+            if pending.is_expired(now_ms, self._rules.timeout_ms):
+                text = f"not decided within {self._rules.timeout_ms} ms ({_progress(pending)})"
+                effects.append(self._end(pending, CheckpointEvent.EXPIRED, Reason.EXPIRED, text))
+                self._last_end_ms = now_ms
+        effects += self._turn()
+        if is_periodic_due(self._facts(now_ms)) and not self._queue.holds(CheckpointPurpose.PERIODIC):
+            request = self.new_request(CheckpointPurpose.PERIODIC, now_ms)
+            if why_refused(request.purpose, self._facts(now_ms), self._queue) is None:
+                # In a full queue it is itself the one that has no room.
+                self._queue, _ = self._queue.offer(request)
+        return (*effects, *self._start(now_ms))
+
+    def _start(self, now_ms: int) -> tuple[Effect, ...]:
+        head = self._queue.head
+        if self._final is not None or head is None or why_waiting(head, self._facts(now_ms)) is not None:
+            return ()
+        self._queue = replace(self._queue, waiting=self._queue.waiting[1:])
+        checkpoint, self._next_id = self._next_id, self._next_id.next()
+        self._last_trigger_ms = now_ms
+        finished = tuple(u for u, s in self._statuses.items() if s is ParticipantStatus.FINISHED)
+        asked = [one for one in self._participants if one.uid not in finished]
+        self._open[checkpoint] = PendingCheckpoint(checkpoint, head, asked, now_ms, finished)
+        if head.purpose.is_final:
+            self._final = checkpoint
+        return (Initialise(checkpoint, head),)
+
+    # -- one checkpoint -------------------------------------------------------------------------
+    def on_initialised(
+        self, checkpoint: CheckpointId, hooks: Mapping[Participant, Any]
+    ) -> tuple[Effect, ...]:
+        """Storage is there and every hook has answered: the barrier may go out.
+
+        Parameters
+        ----------
+        hooks
+            What each hook gave; its answer is its acknowledgement.
+        """
+        pending = self._open.get(checkpoint)
+        if pending is None:
+            return ()
+        for hook, state in hooks.items():
+            if pending.acknowledge(hook) is AckResult.SUCCESS:
+                pending.hook_states[hook.uid] = state
+        pending.on(CheckpointEvent.INITIALISED)
+        return (Offer(checkpoint, pending.request),)
+
+    def on_declined(
+        self, checkpoint: CheckpointId, reason: Reason, text: str, now_ms: int
+    ) -> tuple[Effect, ...]:
+        """End a checkpoint that cannot be completed; one that has ended is left alone."""
+        pending = self._open.get(checkpoint)
+        if pending is None or CheckpointState.DECIDED is pending.state:
+            return ()
+        self._last_end_ms = now_ms
+        ended = self._end(pending, CheckpointEvent.DECLINED, reason, text)
+        return (ended, *self._turn(), *self._start(now_ms))
+
+    def on_barriers(
+        self, checkpoint: CheckpointId, batch: BatchId, participants: Iterable[Participant], now_ms: int
+    ) -> tuple[Effect, ...]:
+        """Note who acknowledged in a staged micro-batch."""
+        pending = self._open.get(checkpoint)
+        if pending is None:
+            return ()
+        pending.acknowledge_in(batch, participants)
+        return self._start(now_ms)
+
+    def on_commit_log(self, checkpoint: CheckpointId) -> tuple[Effect, ...]:
+        """commits/N of its micro-batch was read."""
+        self._open[checkpoint].on(CheckpointEvent.COMMIT_LOG_READ)
+        return self._turn()
+
+    def on_decided(self, checkpoint: CheckpointId) -> None:
+        """Its COMMIT was created, by this process."""
+        self._open[checkpoint].on(CheckpointEvent.DECISION_WON)
+
+    def on_confirmed(self, checkpoint: CheckpointId, now_ms: int) -> tuple[Effect, ...]:
+        """Its receipt is durable."""
+        pending = self._open.pop(checkpoint)
+        pending.on(CheckpointEvent.RECEIPT_WRITTEN)
+        self._last_end_ms = now_ms
+        return (Completed(checkpoint, pending.request), *self._turn(), *self._start(now_ms))
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _turn(self) -> tuple[Effect, ...]:
+        """Begin the next decision, if none is under way."""
+        deciding = (CheckpointState.DECIDING, CheckpointState.DECIDED)
+        if any(one.state in deciding for one in self._open.values()):
+            return ()
+        effects: list[Effect] = []
+        older: list[PendingCheckpoint] = []
+        for pending in self.open:
+            if pending.state is not CheckpointState.LOGGED:
+                if pending.request.purpose.is_savepoint:
+                    return ()
+                older.append(pending)
+                continue
+            for one in older:
+                text = f"checkpoint {pending.checkpoint} completed before it"
+                effects.append(self._end(one, CheckpointEvent.SUBSUMED, Reason.SUBSUMED, text))
+            pending.on(CheckpointEvent.TURN_CAME)
+            assert pending.batch is not None
+            effects.append(Decide(pending.checkpoint, pending.batch))
+            break
+        return tuple(effects)
+
+    def _end(self, pending: PendingCheckpoint, event: CheckpointEvent, reason: Reason, text: str) -> Abort:
+        pending.on(event)
+        del self._open[pending.checkpoint]
+        if pending.checkpoint == self._final:
+            self._final = None
+        return Abort(pending.checkpoint, pending.request, reason, text)
+
+    def _refuse_queued(
+        self, unwanted: Callable[[CheckpointRequest], bool], reason: Reason
+    ) -> tuple[Refuse, ...]:
+        self._queue, gone = self._queue.without(unwanted)
+        return tuple(Refuse(request, reason) for request in gone)
+
+    def _facts(self, now_ms: int) -> TriggerFacts:
+        rules = self._rules
+        return TriggerFacts(
+            now_ms=now_ms,
+            phase=self._phase,
+            schedule=self._schedule,
+            in_flight=len(self._open),
+            barrier_on_its_way=self.barrier_on_its_way,
+            last_trigger_ms=self._last_trigger_ms,
+            last_end_ms=self._last_end_ms,
+            interval_ms=rules.interval_ms,
+            min_pause_ms=rules.min_pause_ms,
+            max_concurrent=rules.max_concurrent,
+            participants=self._statuses,
+            finished=rules.finished,
+        )
+
+
+def _progress(pending: PendingCheckpoint) -> str:
+    missing = sorted(f"{one.kind.value} '{one.uid}'" for one in pending.missing)
+    waits = f", still waiting for {missing[0]}" if missing else ""
+    return pending.state.value + waits

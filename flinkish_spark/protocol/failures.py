@@ -1,0 +1,281 @@
+"""Why a checkpoint ends without completing, and how many such ends in a row a job takes.
+
+Rules of this file, Flink's where Flink has one:
+
+- Every end has one reason. What each reason means is in :data:`FAILURE_RULES`: when it may come,
+  whether it counts, and one line of text.
+- What counts is what a restart may mend or a user must know of: expiry, decline, storage, hooks.
+  What the job itself brought about does not: a refused trigger, subsumption, shutdown, a failing
+  task (the restart strategy counts that one), a newer owner.
+- Failures *in a row* are counted. One completed checkpoint clears the count; a failure of an id
+  that is not newer than the last completed one says nothing about the job as it is now.
+- Each id counts once, however often it is declined.
+- A savepoint's failure does not count: a person waits for the answer, and failing the job
+  would not make the savepoint succeed. The last checkpoint of a job counts, savepoint or not:
+  the job stands still behind its barrier and must not do so for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.limits import Limit, checked_limit, exceeds
+from flinkish_spark.protocol.purpose import CheckpointPurpose
+
+#: Ids that were counted and are remembered; far more than can be in flight at a time.
+REMEMBERED_IDS = 64
+
+
+class CheckpointFailureReason(enum.Enum):
+    """Every reason for which a checkpoint ends without completing; see :data:`FAILURE_RULES`."""
+
+    # The trigger is refused: no id is used up, nothing was asked.
+    SHUT_DOWN = "SHUT_DOWN"
+    PERIODIC_SCHEDULING_OFF = "PERIODIC_SCHEDULING_OFF"
+    ALREADY_QUEUED = "ALREADY_QUEUED"
+    QUEUE_FULL = "QUEUE_FULL"
+    TOO_MANY_PENDING = "TOO_MANY_PENDING"
+    MINIMUM_PAUSE = "MINIMUM_PAUSE"
+    PARTICIPANT_NOT_RUNNING = "PARTICIPANT_NOT_RUNNING"
+    PARTICIPANT_FINISHED = "PARTICIPANT_FINISHED"
+    STORAGE_NOT_READY = "STORAGE_NOT_READY"
+    # The attempt begins, and ends before a barrier is out.
+    ID_COUNTER_FAILED = "ID_COUNTER_FAILED"
+    INITIALISATION_CANCELLED = "INITIALISATION_CANCELLED"
+    INITIALISATION_FAILED = "INITIALISATION_FAILED"
+    HOOK_FAILED = "HOOK_FAILED"
+    # The barrier is out.
+    DECLINED = "DECLINED"
+    BARRIERS_DO_NOT_ADD_UP = "BARRIERS_DO_NOT_ADD_UP"
+    EXPIRED = "EXPIRED"
+    SUBSUMED = "SUBSUMED"
+    STAGED_DATA_DEAD = "STAGED_DATA_DEAD"
+    TASK_FAILED = "TASK_FAILED"
+    JOB_STOPPED = "JOB_STOPPED"
+    DECISION_FAILED = "DECISION_FAILED"
+    OWNER_LOST = "OWNER_LOST"
+    COMMITTABLE_LOST = "COMMITTABLE_LOST"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+
+    @property
+    def phase(self) -> FailurePhase:
+        """When this reason may come."""
+        return FAILURE_RULES[self].phase
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts toward the tolerable failures."""
+        return FAILURE_RULES[self].counting is Counting.COUNTS
+
+    @property
+    def text(self) -> str:
+        """One line for a log or a table."""
+        return FAILURE_RULES[self].text
+
+
+class FailurePhase(enum.Enum):
+    """How far a checkpoint had come."""
+
+    #: Refused; it never had an id.
+    PRE_CHECK = "PRE_CHECK"
+    #: Begun; nothing was asked of any task yet.
+    INITIALISATION = "INITIALISATION"
+    #: Its barrier was offered.
+    IN_FLIGHT = "IN_FLIGHT"
+
+
+class Counting(enum.Enum):
+    """Whether a reason counts toward the tolerable failures."""
+
+    COUNTS = "COUNTS"
+    DOES_NOT_COUNT = "DOES_NOT_COUNT"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """What one reason means."""
+
+    phase: FailurePhase
+    counting: Counting
+    text: str
+
+
+_R, _P, _C = CheckpointFailureReason, FailurePhase, Counting
+
+FAILURE_RULES: Mapping[CheckpointFailureReason, FailureRule] = {
+    _R.SHUT_DOWN: FailureRule(_P.PRE_CHECK, _C.DOES_NOT_COUNT, "the coordinator is shut down"),
+    _R.PERIODIC_SCHEDULING_OFF: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "periodic checkpoints are switched off"
+    ),
+    _R.ALREADY_QUEUED: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "a periodic request is waiting in the queue already"
+    ),
+    _R.QUEUE_FULL: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the queue of requests is full of more important ones"
+    ),
+    _R.TOO_MANY_PENDING: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "as many checkpoints as allowed are in flight"
+    ),
+    _R.MINIMUM_PAUSE: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the pause after the last checkpoint is not over"
+    ),
+    _R.PARTICIPANT_NOT_RUNNING: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "somebody who must take part is not running"
+    ),
+    _R.PARTICIPANT_FINISHED: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "somebody who must take part has finished, which is not allowed"
+    ),
+    _R.STORAGE_NOT_READY: FailureRule(
+        _P.PRE_CHECK, _C.DOES_NOT_COUNT, "the storage is not ready to take a checkpoint"
+    ),
+    _R.ID_COUNTER_FAILED: FailureRule(
+        _P.INITIALISATION, _C.COUNTS, "the next checkpoint id could not be read"
+    ),
+    _R.INITIALISATION_CANCELLED: FailureRule(
+        _P.INITIALISATION, _C.DOES_NOT_COUNT, "it was discarded while it was being triggered"
+    ),
+    _R.INITIALISATION_FAILED: FailureRule(
+        _P.INITIALISATION, _C.COUNTS, "its place in the storage could not be made"
+    ),
+    _R.HOOK_FAILED: FailureRule(_P.INITIALISATION, _C.COUNTS, "a master hook failed"),
+    _R.DECLINED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "a participant declined it"),
+    _R.BARRIERS_DO_NOT_ADD_UP: FailureRule(
+        _P.IN_FLIGHT, _C.COUNTS, "a sink did not see the barrier exactly once on every channel"
+    ),
+    _R.EXPIRED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "it was not decided within its timeout"),
+    _R.SUBSUMED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "a newer checkpoint completed first"),
+    _R.STAGED_DATA_DEAD: FailureRule(
+        _P.IN_FLIGHT, _C.COUNTS, "something that was staged for it can no longer be committed"
+    ),
+    _R.TASK_FAILED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the query failed and is restarted"),
+    _R.JOB_STOPPED: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the job was stopped or cancelled"),
+    _R.DECISION_FAILED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "the store did not take the decision"),
+    _R.OWNER_LOST: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "a newer owner has taken the job over"),
+    _R.COMMITTABLE_LOST: FailureRule(
+        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "decided data is lost; the job ends with an error of its own"
+    ),
+    _R.SAVEPOINT_FAILED: FailureRule(
+        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the checkpoint is complete, its export as a savepoint failed"
+    ),
+}
+
+
+def failure_reason_table() -> str:
+    """Return :data:`FAILURE_RULES` as a Markdown table for the documents."""
+    rows = ["| reason | how far it was | counts | meaning |", "|---|---|---|---|"]
+    for reason in CheckpointFailureReason:
+        counts = "yes" if reason.counts else "no"
+        rows.append(f"| {reason.value} | {reason.phase.value} | {counts} | {reason.text} |")
+    return "\n".join(rows)
+
+
+class FailureVerdict(enum.Enum):
+    """What a failed checkpoint means for the job."""
+
+    #: It counts, and the job goes on.
+    TOLERATED = "TOLERATED"
+    #: It says nothing about the job: its reason, its id or its purpose does not count.
+    NOT_COUNTED = "NOT_COUNTED"
+    #: More in a row than are tolerable: the job must fail, with an error that says so.
+    JOB_FAILS = "JOB_FAILS"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureManager:
+    """Counts failed checkpoints in a row; a value that the coordinator replaces with each call.
+
+    Keep it over restarts of the query, or failures that end the query every time never add up.
+
+    Parameters
+    ----------
+    tolerable_failures
+        How many in a row the job takes: 0 fails it with the first that counts, UNLIMITED never.
+    consecutive
+        Failures that counted since the last completed checkpoint.
+    counted
+        Their ids, for those that had one; at most :data:`REMEMBERED_IDS`, the newest.
+    settled_up_to
+        Failures of ids up to this one no longer count: a newer checkpoint completed, the job
+        failed since, or the id was counted so long ago that it is forgotten.
+
+    Raises
+    ------
+    ValueError
+        `tolerable_failures` is neither UNLIMITED nor a whole number of at least 0.
+
+    Examples
+    --------
+    >>> manager = FailureManager(tolerable_failures=1)
+    >>> manager, verdict = manager.failed(CheckpointId(7), CheckpointFailureReason.EXPIRED)
+    >>> verdict.value
+    'TOLERATED'
+    >>> manager, verdict = manager.failed(CheckpointId(8), CheckpointFailureReason.DECLINED)
+    >>> verdict.value
+    'JOB_FAILS'
+    """
+
+    tolerable_failures: Limit
+    consecutive: int = 0
+    counted: frozenset[CheckpointId] = frozenset()
+    settled_up_to: CheckpointId = field(default_factory=lambda: CheckpointId(0))
+
+    def __post_init__(self) -> None:
+        checked_limit("tolerable_failures", self.tolerable_failures, least=0)
+
+    def failed(
+        self,
+        checkpoint: CheckpointId | None,
+        reason: CheckpointFailureReason,
+        purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC,
+    ) -> tuple[FailureManager, FailureVerdict]:
+        """Return the manager after a failure, and what the failure means; never raises.
+
+        Called by the coordinator after the pending checkpoint is gone, so that nothing stays
+        pending whatever the verdict is.
+
+        Parameters
+        ----------
+        checkpoint
+            Its id; None if it had none yet.
+        reason
+            Why it ended.
+        purpose
+            What it was taken for; a savepoint that the job goes on after does not count.
+        """
+        goes_on_anyway = purpose.is_savepoint and not purpose.is_final
+        if goes_on_anyway or not reason.counts or self._is_settled(checkpoint):
+            return self, FailureVerdict.NOT_COUNTED
+        ids = self.counted if checkpoint is None else self.counted | {checkpoint}
+        if exceeds(self.consecutive + 1, self.tolerable_failures):
+            # All that is in flight ends with the job. What its tasks still say about these ids
+            # must not count against the next attempt.
+            newest = max(ids, default=self.settled_up_to)
+            return FailureManager(self.tolerable_failures, settled_up_to=newest), FailureVerdict.JOB_FAILS
+        after = replace(self, consecutive=self.consecutive + 1, counted=ids)
+        return after._forgetting(), FailureVerdict.TOLERATED
+
+    def completed(self, checkpoint: CheckpointId) -> FailureManager:
+        """Return the manager after a checkpoint was completed: the count begins anew.
+
+        Also called with the newest completed one when a process takes the job over. A newer id
+        that failed before is remembered, so that its second decline does not count as a first.
+        """
+        if checkpoint <= self.settled_up_to:
+            return self
+        newer = frozenset(c for c in self.counted if c > checkpoint)
+        return replace(self, consecutive=0, counted=newer, settled_up_to=checkpoint)
+
+    def _is_settled(self, checkpoint: CheckpointId | None) -> bool:
+        if checkpoint is None:
+            return False
+        return checkpoint <= self.settled_up_to or checkpoint in self.counted
+
+    def _forgetting(self) -> FailureManager:
+        """Drop the oldest id if there are too many; what is below it is over since long."""
+        if len(self.counted) <= REMEMBERED_IDS:
+            return self
+        oldest = min(self.counted)
+        return replace(self, counted=self.counted - {oldest}, settled_up_to=oldest)

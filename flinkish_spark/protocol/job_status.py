@@ -1,0 +1,339 @@
+"""The status of a job and the states of its tasks, as two tables.
+
+Rules of this file: status and states move only along :data:`JOB_TRANSITIONS` and
+:data:`TASK_TRANSITIONS`; an event that a table does not list raises and changes nothing. A job's
+event also moves its tasks, as :data:`TASKS_FOLLOW` says. The names are Flink's; a *task* is here
+a whole source, operator or sink writer, by its uid, since Spark schedules their partitions itself.
+
+What the tables cannot express:
+
+- There is no way out of CANCELED, FAILED and FINISHED. SUSPENDED ends the work of one process
+  only: somebody else, or a later start, takes the job over.
+- A process that lost its ownership must end in SUSPENDED, also while it cancels: what a cancelled
+  job deletes belongs to the newer owner by then.
+- FINISHED needs more than finished tasks: their last data must be in a confirmed checkpoint. So
+  only the supervisor sends FINISH.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from flinkish_spark.protocol.checkpoint import IllegalTransitionError
+
+
+class JobStatus(enum.Enum):
+    """What a job does, as one process sees it."""
+
+    #: Accepted: checked, being taken over or recovered; Spark does not run yet.
+    CREATED = "CREATED"
+    #: Query and coordinator run.
+    RUNNING = "RUNNING"
+    #: Something failed; query and coordinator are being ended.
+    FAILING = "FAILING"
+    #: They have ended; the job waits for its restart, or recovers.
+    RESTARTING = "RESTARTING"
+    #: Somebody cancelled it; query and coordinator are being ended.
+    CANCELLING = "CANCELLING"
+    #: Cancelled for good.
+    CANCELED = "CANCELED"
+    #: Failed for good.
+    FAILED = "FAILED"
+    #: Done: its last checkpoint is confirmed, and there is no more input or no more wanted.
+    FINISHED = "FINISHED"
+    #: This process has stopped working on it; the job itself is not over.
+    SUSPENDED = "SUSPENDED"
+
+    @property
+    def is_globally_terminal(self) -> bool:
+        """Whether the job is over for every process; only now its files may be deleted."""
+        return not JOB_TRANSITIONS[self]
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it is over for this process."""
+        return self.is_globally_terminal or self is JobStatus.SUSPENDED
+
+
+class JobEvent(enum.Enum):
+    """What can happen to a job; sent by the supervisor."""
+
+    #: Query and coordinator were started.
+    STARTED = "STARTED"
+    #: Something failed.
+    FAILURE = "FAILURE"
+    #: Everything has ended, and the restart strategy says to start again.
+    RESTART = "RESTART"
+    #: Everything has ended, and the failure is final.
+    GIVE_UP = "GIVE_UP"
+    #: A user wants it to end at once.
+    CANCEL = "CANCEL"
+    #: After a cancel everything has ended.
+    ALL_ENDED = "ALL_ENDED"
+    #: The last checkpoint is confirmed and the job is not to go on, ever.
+    FINISH = "FINISH"
+    #: This process stops: a newer owner has the job, or it was stopped to be started again later.
+    SUSPEND = "SUSPEND"
+    #: A process goes on with a suspended job.
+    TAKE_OVER = "TAKE_OVER"
+
+
+_J, _E = JobStatus, JobEvent
+
+JOB_TRANSITIONS: Mapping[JobStatus, Mapping[JobEvent, JobStatus]] = {
+    _J.CREATED: {
+        _E.STARTED: _J.RUNNING,
+        _E.FAILURE: _J.FAILING,
+        _E.CANCEL: _J.CANCELLING,
+        _E.SUSPEND: _J.SUSPENDED,
+    },
+    _J.RUNNING: {
+        _E.FAILURE: _J.FAILING,
+        _E.CANCEL: _J.CANCELLING,
+        _E.FINISH: _J.FINISHED,
+        _E.SUSPEND: _J.SUSPENDED,
+    },
+    # A second failure while the first is handled changes nothing, and neither does a second cancel.
+    _J.FAILING: {
+        _E.FAILURE: _J.FAILING,
+        _E.RESTART: _J.RESTARTING,
+        _E.GIVE_UP: _J.FAILED,
+        _E.CANCEL: _J.CANCELLING,
+        _E.SUSPEND: _J.SUSPENDED,
+    },
+    _J.RESTARTING: {
+        _E.STARTED: _J.RUNNING,
+        _E.FAILURE: _J.FAILING,
+        _E.CANCEL: _J.CANCELLING,
+        _E.SUSPEND: _J.SUSPENDED,
+    },
+    _J.CANCELLING: {
+        _E.FAILURE: _J.CANCELLING,
+        _E.CANCEL: _J.CANCELLING,
+        _E.ALL_ENDED: _J.CANCELED,
+        _E.SUSPEND: _J.SUSPENDED,
+    },
+    _J.CANCELED: {},
+    _J.FAILED: {},
+    _J.FINISHED: {},
+    _J.SUSPENDED: {_E.TAKE_OVER: _J.CREATED},
+}
+
+
+class TaskState(enum.Enum):
+    """What a source, an operator or a sink writer does."""
+
+    #: Part of the graph; nothing of it runs.
+    CREATED = "CREATED"
+    #: Spark was told to run it.
+    SCHEDULED = "SCHEDULED"
+    #: Spark runs it and it restores its state; no micro-batch has come through yet.
+    INITIALIZING = "INITIALIZING"
+    #: It takes part in micro-batches and checkpoints.
+    RUNNING = "RUNNING"
+    #: It has come to the end of its input.
+    FINISHED = "FINISHED"
+    #: It was told to end.
+    CANCELING = "CANCELING"
+    #: It has ended before its input did.
+    CANCELED = "CANCELED"
+    #: It has ended with an error.
+    FAILED = "FAILED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this attempt of it is over; only a new attempt leads on."""
+        return TASK_TRANSITIONS[self].keys() == {TaskEvent.RESET}
+
+
+class TaskEvent(enum.Enum):
+    """What can happen to a task."""
+
+    SCHEDULE = "SCHEDULE"
+    INITIALIZE = "INITIALIZE"
+    RUN = "RUN"
+    FINISH = "FINISH"
+    CANCEL = "CANCEL"
+    ENDED = "ENDED"
+    FAIL = "FAIL"
+    #: A new attempt begins.
+    RESET = "RESET"
+
+
+_T, _V = TaskState, TaskEvent
+
+TASK_TRANSITIONS: Mapping[TaskState, Mapping[TaskEvent, TaskState]] = {
+    _T.CREATED: {_V.SCHEDULE: _T.SCHEDULED, _V.CANCEL: _T.CANCELED, _V.FAIL: _T.FAILED},
+    _T.SCHEDULED: {_V.INITIALIZE: _T.INITIALIZING, _V.CANCEL: _T.CANCELING, _V.FAIL: _T.FAILED},
+    # What had finished before the checkpoint it is restored from has nothing to run.
+    _T.INITIALIZING: {
+        _V.RUN: _T.RUNNING,
+        _V.FINISH: _T.FINISHED,
+        _V.CANCEL: _T.CANCELING,
+        _V.FAIL: _T.FAILED,
+    },
+    _T.RUNNING: {_V.FINISH: _T.FINISHED, _V.CANCEL: _T.CANCELING, _V.FAIL: _T.FAILED},
+    _T.FINISHED: {_V.RESET: _T.CREATED},
+    _T.CANCELING: {_V.ENDED: _T.CANCELED, _V.FAIL: _T.FAILED},
+    _T.CANCELED: {_V.RESET: _T.CREATED},
+    _T.FAILED: {_V.RESET: _T.CREATED},
+}
+
+#: What a job's event does to its tasks, one after the other, to each that its state allows it.
+TASKS_FOLLOW: Mapping[JobEvent, tuple[TaskEvent, ...]] = {
+    _E.STARTED: (_V.SCHEDULE,),
+    _E.FAILURE: (_V.CANCEL,),
+    _E.RESTART: (_V.ENDED, _V.RESET),
+    _E.GIVE_UP: (_V.ENDED,),
+    _E.CANCEL: (_V.CANCEL,),
+    _E.ALL_ENDED: (_V.ENDED,),
+    _E.FINISH: (_V.FINISH, _V.CANCEL, _V.ENDED),
+    _E.SUSPEND: (_V.CANCEL, _V.ENDED),
+    _E.TAKE_OVER: (_V.RESET,),
+}
+
+#: What is reported about one task; the other events come with the job's.
+REPORTED = frozenset({_V.INITIALIZE, _V.RUN, _V.FINISH, _V.ENDED, _V.FAIL})
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatusChange:
+    """The job's status changed."""
+
+    before: JobStatus
+    after: JobStatus
+    event: JobEvent
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStateChange:
+    """The state of one task changed; `attempt` is the one that it is in now."""
+
+    uid: str
+    attempt: int
+    before: TaskState
+    after: TaskState
+    cause: str
+
+
+#: What listeners are told, in the order in which it happened.
+Change = JobStatusChange | TaskStateChange
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job's status and the states of its tasks; a value that the supervisor replaces.
+
+    Parameters
+    ----------
+    status
+        See :class:`JobStatus`.
+    tasks
+        State of each task, by uid.
+    attempt
+        1 for the first start, one more with each restart. All tasks start anew together.
+
+    Examples
+    --------
+    >>> job = JobState.created(["orders", "totals"])
+    >>> job, changes = job.on(JobEvent.STARTED)
+    >>> job.status.value, [(c.uid, c.after.value) for c in changes[1:]]
+    ('RUNNING', [('orders', 'SCHEDULED'), ('totals', 'SCHEDULED')])
+    """
+
+    status: JobStatus
+    tasks: Mapping[str, TaskState]
+    attempt: int = 1
+
+    @classmethod
+    def created(cls, uids: Iterable[str]) -> JobState:
+        """Return a job that was accepted and has not started."""
+        return cls(JobStatus.CREATED, dict.fromkeys(uids, TaskState.CREATED))
+
+    def on(self, event: JobEvent, cause: str = "") -> tuple[JobState, tuple[Change, ...]]:
+        """Return the job after `event`, and what changed: the job first, then its tasks.
+
+        Called by the supervisor, in one thread. `cause` is text for people.
+
+        Raises
+        ------
+        IllegalTransitionError
+            :data:`JOB_TRANSITIONS` has no such step; nothing is changed.
+        """
+        following = JOB_TRANSITIONS[self.status].get(event)
+        if following is None:
+            raise IllegalTransitionError(f"the job is {self.status.value} and cannot take {event.value}")
+        if following is self.status:
+            return self, ()
+        changes: list[Change] = [JobStatusChange(self.status, following, event, cause)]
+        tasks, attempt = dict(self.tasks), self.attempt
+        for step in TASKS_FOLLOW[event]:
+            if step is TaskEvent.RESET:
+                attempt += 1
+            for uid, before in tasks.items():
+                after = TASK_TRANSITIONS[before].get(step)
+                if after is not None:
+                    tasks[uid] = after
+                    changes.append(TaskStateChange(uid, attempt, before, after, cause))
+        return JobState(following, tasks, attempt), tuple(changes)
+
+    def on_task(
+        self, uid: str, event: TaskEvent, *, attempt: int, cause: str = ""
+    ) -> tuple[JobState, tuple[Change, ...]]:
+        """Return the job after something was reported about one task, and what changed.
+
+        A task that fails makes the job fail. A report from an earlier attempt changes nothing:
+        its query may still speak while the next one starts.
+
+        Raises
+        ------
+        KeyError
+            The job has no such task.
+        IllegalTransitionError
+            :data:`TASK_TRANSITIONS` has no such step, or the event is not one of
+            :data:`REPORTED`; nothing is changed.
+        """
+        before = self.tasks[uid]
+        if attempt != self.attempt:
+            return self, ()
+        after = TASK_TRANSITIONS[before].get(event) if event in REPORTED else None
+        if after is None:
+            raise IllegalTransitionError(f"task {uid!r} is {before.value} and cannot take {event.value}")
+        change = TaskStateChange(uid, attempt, before, after, cause)
+        job = replace(self, tasks={**self.tasks, uid: after})
+        if event is not TaskEvent.FAIL:
+            return job, (change,)
+        job, consequences = job.on(JobEvent.FAILURE, cause)
+        return job, (change, *consequences)
+
+    def uids_in(self, *states: TaskState) -> tuple[str, ...]:
+        """Return the tasks in any of these states; a trigger asks who does not run, and who has finished."""
+        return tuple(uid for uid, state in self.tasks.items() if state in states)
+
+
+_StateT = TypeVar("_StateT", JobStatus, TaskState)
+_EventT = TypeVar("_EventT", JobEvent, TaskEvent)
+
+
+def job_status_table() -> str:
+    """Return :data:`JOB_TRANSITIONS` as a Markdown table; a dash is an error that changes nothing."""
+    return _markdown("status", JOB_TRANSITIONS, list(JobEvent))
+
+
+def task_state_table() -> str:
+    """Return :data:`TASK_TRANSITIONS` as a Markdown table; a dash is an error that changes nothing."""
+    return _markdown("state", TASK_TRANSITIONS, list(TaskEvent))
+
+
+def _markdown(
+    head: str, transitions: Mapping[_StateT, Mapping[_EventT, _StateT]], events: list[_EventT]
+) -> str:
+    rows = [f"| {head} | " + " | ".join(e.value for e in events) + " |", "|" + "---|" * (len(events) + 1)]
+    for state, row in transitions.items():
+        cells = [row[e].value if e in row else "-" for e in events]
+        rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)

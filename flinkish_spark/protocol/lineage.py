@@ -1,0 +1,247 @@
+"""Which checkpoints still count: every rewind starts a lineage, and leaves later checkpoints behind.
+
+Rules:
+
+1. A lineage is a number. Each finished rewind starts the next one; it is never used again.
+2. A rewind to checkpoint T that starts lineage L supersedes every checkpoint with an id above T
+   that was decided in a lineage below L: it is *dead*, for good. What is not dead is *live*.
+3. Ids keep rising over all lineages, so a dead id is never given to another checkpoint.
+4. Spark numbers micro-batches from 0 again when its checkpoint is begun anew (RESEED). The
+   checkpoints of earlier lineages stay live, since their output counts, but Spark's log no longer
+   knows their micro-batches: the job cannot go back to them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, checked_name
+from flinkish_spark.protocol.records import Json
+
+#: The lineage of a job that was never rewound.
+FIRST_LINEAGE = Lineage(0)
+
+
+class RewindKind(enum.Enum):
+    """Why Spark's checkpoint is set back, and what that takes."""
+
+    #: To the last decided checkpoint, because something staged after it died. Nothing was visible.
+    PLAIN = "PLAIN"
+    #: To a retained checkpoint, because a user ordered it. Later checkpoints are dead.
+    TO_CHECKPOINT = "TO_CHECKPOINT"
+    #: To an empty checkpoint of Spark's; the state of the last decided one comes from a seed.
+    RESEED = "RESEED"
+
+
+class Tables(enum.Enum):
+    """What becomes of table rows that dead checkpoints committed; chosen by whoever orders a rewind."""
+
+    #: They stay; what is committed after the rewind follows them.
+    KEEP = "KEEP"
+    #: The tables are restored to what the target checkpoint left.
+    RESTORE = "RESTORE"
+
+
+@dataclass(frozen=True, slots=True)
+class RewindOrder:
+    """A user's order to go back to a retained checkpoint.
+
+    Written once, by the command line or the job's client; carried out by the next start of the
+    query, which moves it into the history of rewinds. Proof of nothing but the wish.
+
+    Parameters
+    ----------
+    order_id
+        Tells this order from later ones.
+    target
+        The checkpoint to go back to.
+    tables
+        What becomes of table rows committed after it.
+    reason
+        For people.
+    ordered_at_ms
+        Wall-clock time, for people.
+    """
+
+    order_id: str
+    target: CheckpointId
+    tables: Tables
+    reason: str
+    ordered_at_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "order_id": self.order_id,
+            "target": int(self.target),
+            "tables": self.tables.value,
+            "reason": self.reason,
+            "ordered_at_ms": self.ordered_at_ms,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RewindOrder:
+        """Read the stored form."""
+        return cls(
+            checked_name(value["order_id"], "order id"),
+            CheckpointId(value["target"]),
+            Tables(value["tables"]),
+            str(value["reason"]),
+            int(value["ordered_at_ms"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PastRewind:
+    """A finished rewind.
+
+    Parameters
+    ----------
+    lineage
+        The lineage that it started.
+    kind
+        See :class:`RewindKind`.
+    target
+        The checkpoint it went back to; None for the very beginning, or where an older version did
+        not write it down. Without a target nothing was superseded.
+    first_removed
+        The lowest micro-batch that it took out of Spark's log.
+    """
+
+    lineage: Lineage
+    kind: RewindKind
+    target: CheckpointId | None
+    first_removed: BatchId
+
+    def supersedes(self, checkpoint: CheckpointId, decided_in: Lineage) -> bool:
+        """Whether this rewind made a checkpoint dead."""
+        return self.target is not None and checkpoint > self.target and decided_in < self.lineage
+
+
+@dataclass(frozen=True, slots=True)
+class LineageHistory:
+    """All finished rewinds of a job, in order of lineage."""
+
+    rewinds: tuple[PastRewind, ...] = ()
+
+    @classmethod
+    def of(cls, rewinds: Iterable[PastRewind]) -> LineageHistory:
+        """Return the history made of `rewinds`, in whatever order they come."""
+        return cls(tuple(sorted(rewinds, key=lambda rewind: rewind.lineage)))
+
+    @property
+    def live(self) -> Lineage:
+        """The lineage in which the job runs."""
+        return self.rewinds[-1].lineage if self.rewinds else FIRST_LINEAGE
+
+    @property
+    def log_began_in(self) -> Lineage:
+        """The lineage in which Spark's checkpoint began at micro-batch 0."""
+        return max((r.lineage for r in self.rewinds if r.kind is RewindKind.RESEED), default=FIRST_LINEAGE)
+
+    def superseded_by(self, checkpoint: CheckpointId, decided_in: Lineage) -> PastRewind | None:
+        """Return the rewind that made a checkpoint dead; None for a live one.
+
+        Parameters
+        ----------
+        checkpoint
+            Its id.
+        decided_in
+            The lineage that its decision names.
+
+        Examples
+        --------
+        >>> back_to_2 = PastRewind(Lineage(1), RewindKind.TO_CHECKPOINT, CheckpointId(2), BatchId(8))
+        >>> history = LineageHistory.of([back_to_2])
+        >>> history.superseded_by(CheckpointId(3), Lineage(0)) == back_to_2
+        True
+        >>> history.superseded_by(CheckpointId(4), Lineage(1)) is None
+        True
+        """
+        return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
+
+    def is_superseded(self, lineage: Lineage, batch: BatchId) -> bool:
+        """Whether what micro-batch `batch` of `lineage` wrote belongs to a dead checkpoint.
+
+        For readers of a topic: each record's header says which micro-batch wrote it. Records that
+        a read_committed reader sees and for which this is false are the job's output.
+        """
+        for rewind in self.rewinds:
+            if rewind.lineage <= lineage:
+                continue
+            if batch >= rewind.first_removed:
+                return True
+            if rewind.kind is RewindKind.RESEED:
+                # Later rewinds count micro-batches from another beginning.
+                return False
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """What the job directory says about one checkpoint id that was decided COMMIT.
+
+    Parameters
+    ----------
+    checkpoint, lineage
+        From its decision.
+    has_receipt
+        Whether it is confirmed.
+    is_pinned
+        Whether Spark's state and log entries at it are kept.
+    """
+
+    checkpoint: CheckpointId
+    lineage: Lineage
+    has_receipt: bool
+    is_pinned: bool
+
+
+def why_not_rewindable(
+    target: CheckpointId,
+    known: Iterable[CheckpointId],
+    commits: Iterable[RetainedCheckpoint],
+    history: LineageHistory,
+) -> str:
+    """Return why a job cannot go back to `target`; empty if it can.
+
+    Asked when an order is given and again when it is carried out, before anything is touched.
+
+    Parameters
+    ----------
+    known
+        All ids that the job directory still knows, whatever became of them.
+    commits
+        Those that were decided COMMIT.
+    history
+        The rewinds so far.
+    """
+    ids = sorted(known)
+    found = {one.checkpoint: one for one in commits}
+    one = found.get(target)
+    if one is None:
+        return _why_no_commit(target, ids)
+    dead = history.superseded_by(target, one.lineage)
+    if dead is not None:
+        return f"the rewind to checkpoint {dead.target}, which began lineage {dead.lineage}, left it behind"
+    if one.lineage < history.log_began_in:
+        return (
+            f"it was taken in lineage {one.lineage}, and Spark's checkpoint was begun anew "
+            f"in lineage {history.log_began_in}"
+        )
+    if not one.has_receipt:
+        return "it is decided, but not every sink has confirmed it yet"
+    if not one.is_pinned:
+        return "the state that it needs is not kept any more"
+    return ""
+
+
+def _why_no_commit(target: CheckpointId, ids: list[CheckpointId]) -> str:
+    if target in ids:
+        return "it was not completed"
+    if not ids or target > ids[-1]:
+        return f"it does not exist; the newest id is {ids[-1]}" if ids else "the job has no checkpoints"
+    return "it is not retained any more"

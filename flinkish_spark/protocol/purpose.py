@@ -1,0 +1,44 @@
+"""What a checkpoint is taken for."""
+
+from __future__ import annotations
+
+import enum
+
+
+class CheckpointPurpose(enum.Enum):
+    """Who asked for a checkpoint, and what it will be used for.
+
+    The purpose gives a request its rank: savepoints and last checkpoints go before what a user or
+    the job asks for, and all of them before the timer.
+    """
+
+    #: The interval was over.
+    PERIODIC = "PERIODIC"
+    #: The job asked: something staged has to be decided soon (kept micro-batches after a recovery,
+    #: a long backlog, what an aborted checkpoint left).
+    FOLLOW_UP = "FOLLOW_UP"
+    #: A user or a program asked for a checkpoint that the job owns like any other.
+    USER = "USER"
+    #: A user asked for a checkpoint to keep: it will be exported to a place of the user's.
+    SAVEPOINT = "SAVEPOINT"
+    #: The last one: the job stops behind it.
+    FINAL = "FINAL"
+    #: The last one, and exported.
+    FINAL_SAVEPOINT = "FINAL_SAVEPOINT"
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is exported; such a checkpoint is never subsumed."""
+        return self in (CheckpointPurpose.SAVEPOINT, CheckpointPurpose.FINAL_SAVEPOINT)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job ends behind its barrier."""
+        return self in (CheckpointPurpose.FINAL, CheckpointPurpose.FINAL_SAVEPOINT)
+
+    @property
+    def rank(self) -> int:
+        """Its place among purposes; the lowest goes first."""
+        if self.is_savepoint or self.is_final:
+            return 0
+        return 2 if self is CheckpointPurpose.PERIODIC else 1

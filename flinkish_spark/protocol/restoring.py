@@ -1,0 +1,280 @@
+"""Whether a savepoint fits a job: pure checks, all of them before anything is created.
+
+State, positions and hooks are found again by uid or name, never by position, so operators may be
+added, moved and, with the user's word, removed. What cannot be put right is refused: another
+number of key groups or another type of key would send a key to the wrong state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flinkish_spark.protocol.savepoints import SavedChain, SavepointMetadata
+from flinkish_spark.protocol.scans import Chain, Position, lowest, offsets_in
+from flinkish_spark.protocol.seeding import SeededChain
+
+
+class NonRestoredState(enum.Enum):
+    """What becomes of state, positions and hook states that nothing in the job takes."""
+
+    REFUSE = "REFUSE"
+    #: They are left out, as Flink's `--allowNonRestoredState` does.
+    ALLOW = "ALLOW"
+
+
+class UnpositionedSources(enum.Enum):
+    """What becomes of sources that cannot be told where to begin, such as a DataFrame."""
+
+    REFUSE = "REFUSE"
+    #: The user has made the DataFrame so that it begins where the savepoint ends.
+    BEGIN_WHERE_THEY_ARE = "BEGIN_WHERE_THEY_ARE"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShape:
+    """What a job says about a keyed operator."""
+
+    max_parallelism: int
+    key_types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceShape:
+    """What a job says about a source.
+
+    Parameters
+    ----------
+    kind
+        As in a savepoint.
+    inputs
+        Names of its inputs: topics. Empty where there are none.
+    """
+
+    kind: str
+    is_positionable: bool
+    inputs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a savepoint has to fit."""
+
+    operators: Mapping[str, OperatorShape]
+    sources: Mapping[str, SourceShape]
+    chains: Sequence[Chain] = ()
+    hooks: Collection[str] = ()
+
+    @property
+    def positionable(self) -> frozenset[str]:
+        """Return the sources that can be told where to begin."""
+        return frozenset(uid for uid, source in self.sources.items() if source.is_positionable)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRules:
+    """What the user allows."""
+
+    non_restored: NonRestoredState = NonRestoredState.REFUSE
+    unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
+
+
+class Misfit(enum.Enum):
+    """Why a savepoint does not fit."""
+
+    OPERATOR_MISSING = "its operator is not in the job"
+    MAX_PARALLELISM = "the number of key groups differs"
+    KEY_TYPE = "the type of the key differs"
+    SOURCE_MISSING = "its source is not in the job"
+    SOURCE_KIND = "the source is of another kind"
+    INPUT_MISSING = "the source no longer reads one of its inputs"
+    NOT_POSITIONABLE = "the source cannot be told where to begin"
+    CHAINS_JOINED = "parts that stood at different places belong together now"
+    FINISHED_CHANGED = "the source had come to its end and is read by others now"
+    HOOK_MISSING = "its master hook is not in the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason not to restore, and what it is about."""
+
+    misfit: Misfit
+    subject: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore would do.
+
+    Parameters
+    ----------
+    restored
+        Uids of operators and sources that go on.
+    added
+        Operators and sources that begin with nothing.
+    left_out
+        What the user allowed to leave out: uids and names of hooks.
+    hooks
+        Names of hooks whose state is restored.
+    problems
+        Why it must not be done; empty if it may.
+    """
+
+    restored: tuple[str, ...]
+    added: tuple[str, ...]
+    left_out: tuple[str, ...]
+    hooks: tuple[str, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+
+#: Misfits that the user can allow.
+_LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSING, Misfit.HOOK_MISSING)
+
+
+def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
+    """Compare a savepoint with a job by uid.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+    >>> from flinkish_spark.protocol.savepoints import OperatorState
+    >>> empty = SavepointMetadata("a", "orders", JobUuid("0" * 32), CheckpointId(1), Lineage(0), BatchId(0),
+    ...     0, 2, {"totals": OperatorState(128, ("string",))}, {}, ())
+    >>> check_restore(empty, JobShape({}, {}), RestoreRules()).problems[0].misfit.name
+    'OPERATOR_MISSING'
+    """
+    found = [*_operators(savepoint, job), *_sources(savepoint, job), *_chains(savepoint, job)]
+    found += _hooks(savepoint, job)
+    allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
+    trusted = rules.unpositioned is UnpositionedSources.BEGIN_WHERE_THEY_ARE
+    problems = tuple(
+        problem
+        for problem in found
+        if problem.misfit not in allowed and not (trusted and problem.misfit is Misfit.NOT_POSITIONABLE)
+    )
+    known = {**savepoint.operators, **savepoint.sources}
+    mine = [*job.operators, *job.sources]
+    return RestoreReport(
+        restored=tuple(uid for uid in mine if uid in known),
+        added=tuple(uid for uid in mine if uid not in known),
+        left_out=tuple(p.subject for p in found if p.misfit in allowed),
+        hooks=tuple(name for name in savepoint.hooks if name in job.hooks),
+        problems=problems,
+    )
+
+
+def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for uid, stored in savepoint.operators.items():
+        shape = job.operators.get(uid)
+        if shape is None:
+            detail = f"the job's operators are {', '.join(job.operators) or 'none'}"
+            problems.append(Problem(Misfit.OPERATOR_MISSING, uid, detail))
+            continue
+        if shape.max_parallelism != stored.max_parallelism:
+            detail = f"stored are {stored.max_parallelism}, the job has {shape.max_parallelism}"
+            problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
+        if shape.key_types != stored.key_types:
+            detail = f"stored is {', '.join(stored.key_types)}, the job has {', '.join(shape.key_types)}"
+            problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
+    return problems
+
+
+def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for uid, stored in savepoint.sources.items():
+        shape = job.sources.get(uid)
+        if shape is None:
+            detail = f"the job's sources are {', '.join(job.sources) or 'none'}"
+            problems.append(Problem(Misfit.SOURCE_MISSING, uid, detail))
+        elif shape.kind != stored.kind:
+            detail = f"stored is {stored.kind}, the job has {shape.kind}"
+            problems.append(Problem(Misfit.SOURCE_KIND, uid, detail))
+        elif not shape.is_positionable:
+            detail = f"it stood at {_positions(savepoint, uid)}"
+            problems.append(Problem(Misfit.NOT_POSITIONABLE, uid, detail))
+        else:
+            read = {name for position in _positions(savepoint, uid) for name in offsets_in(position)}
+            problems += [
+                Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'")
+                for name in sorted(read - shape.inputs)
+            ]
+    return problems
+
+
+def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
+    return [saved.position for saved in savepoint.chains if saved.chain.source == source]
+
+
+def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for chain in job.chains:
+        try:
+            begin_chain(chain, savepoint.chains, job.positionable)
+        except PositionsDiffer as error:
+            problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
+        if chain.source in savepoint.finished and chain not in [s.chain for s in savepoint.chains]:
+            # Its readers would wait for ever: the source does not run again.
+            detail = f"the source '{chain.source}' is read by '{chain.name}'"
+            problems.append(Problem(Misfit.FINISHED_CHANGED, chain.source, detail))
+    return problems
+
+
+def _hooks(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    detail = f"the job's hooks are {', '.join(sorted(job.hooks)) or 'none'}"
+    return [Problem(Misfit.HOOK_MISSING, name, detail) for name in savepoint.hooks if name not in job.hooks]
+
+
+class PositionsDiffer(ValueError):
+    """Between parts of a chain lie records that one has read and the other has not."""
+
+
+def begin_chain(chain: Chain, saved: Sequence[SavedChain], positionable: Collection[str]) -> SeededChain:
+    """Return how a chain of a job begins, given the chains of a savepoint.
+
+    It goes on where the saved chain stood that has its last known operator, with that chain's
+    states. Operators of other saved chains can join it only if those stood at the same place. A chain
+    without any known operator goes on where its sinks' stream stood; one of new operators or new
+    sinks begins at the lowest position of its source, so that it sees all that any other has not.
+    A source that is not among `positionable` gets no position.
+
+    Raises
+    ------
+    PositionsDiffer
+        What belongs together now stood at different places.
+    """
+    anchor, position = _anchor(chain, saved), None
+    if chain.source in positionable:
+        is_same = anchor is not None and anchor.chain.source == chain.source
+        position = anchor.position if anchor and is_same else _position_of_readers(chain, saved)
+    states = {}
+    for operator in chain.operators:
+        having = [one for one in saved if operator in one.chain.operators]
+        if anchor is not None and having:
+            fitting = [one for one in having if one == anchor or one.position == anchor.position]
+            if not fitting:
+                raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
+            states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
+    return SeededChain(chain, position, states)
+
+
+def _anchor(chain: Chain, saved: Sequence[SavedChain]) -> SavedChain | None:
+    """Return the saved chain that has the last known operator; of several, the one of the same name."""
+    for operator in reversed(chain.operators):
+        having = [one for one in saved if operator in one.chain.operators]
+        same = [one for one in having if one.chain.name == chain.name]
+        if having:
+            return (same or having)[0]
+    return None
+
+
+def _position_of_readers(chain: Chain, saved: Sequence[SavedChain]) -> Position | None:
+    of_source = [one for one in saved if one.chain.source == chain.source]
+    own = [one for one in of_source if set(one.chain.consumers) & set(chain.consumers)]
+    if any(one.position != own[0].position for one in own):
+        raise PositionsDiffer(f"what '{chain.name}' reads now stood at different places")
+    if own:
+        return own[0].position
+    return lowest([one.position for one in of_source]) if of_source else None

@@ -1,0 +1,212 @@
+"""Who reads what in a plan, and from where.
+
+Spark runs a plan as a tree: an operator whose output is used twice runs twice, each time over a scan
+of the source of its own, and in one micro-batch the two scans may end at different places. So a job
+is a set of *chains*: from one source through operators to the end of a stream that sinks read. A
+position, and the state of an operator, belong to a chain.
+
+Spark's logs have no names: offsets are a list in the order of the sources in the plan, and state
+lies in folders numbered in the order of the operators. The :class:`PlanLayout` puts names to both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.records import Json
+
+#: Opens keys of ours in an offset, beside the topics; no topic can have such a name.
+OWN_KEYS = "flinkish:"
+#: Offsets of a seed: before and behind its state.
+UNSEEDED: Mapping[str, int] = {"flinkish:seed": 0}
+SEEDED: Mapping[str, int] = {"flinkish:seed": 1}
+
+#: What a source logged, as JSON; of Kafka topic -> partition -> next offset.
+Position = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """From a source to the end of a stream.
+
+    Parameters
+    ----------
+    source
+        Uid.
+    operators
+        Uids, from the source on.
+    consumers
+        Uid of the last operator; without operators, of the sinks that read the stream.
+
+    Examples
+    --------
+    >>> Chain("orders", ("totals",), ("totals",)).name
+    'totals'
+    """
+
+    source: str
+    operators: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what tells it from the other chains of the job."""
+        return ",".join(self.consumers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "source": self.source,
+            "operators": list(self.operators),
+            "consumers": list(self.consumers),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Chain:
+        """Read the stored form."""
+        return cls(
+            str(value["source"]),
+            tuple(str(uid) for uid in value["operators"]),
+            tuple(str(uid) for uid in value["consumers"]),
+        )
+
+
+class ScanRole(enum.Enum):
+    """What a scan brings into the plan."""
+
+    #: Records of a source, maybe with the barriers that the source injects.
+    RECORDS = "records"
+    #: Barriers only; where it stands means nothing.
+    BARRIERS = "barriers"
+    #: State that an operator begins with.
+    SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One source of the plan.
+
+    Parameters
+    ----------
+    role
+        What it brings.
+    uid
+        The source's uid, or for a seed the operator's; empty for barriers.
+    chain
+        Name of the chain that it is in.
+    """
+
+    role: ScanRole
+    uid: str
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInstance:
+    """One operator of the plan: the operator as it runs in a chain."""
+
+    uid: str
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLayout:
+    """Names for Spark's lists.
+
+    Parameters
+    ----------
+    scans
+        In the order of an entry of Spark's offset log.
+    operators
+        By Spark's number of the operator.
+    """
+
+    scans: tuple[Scan, ...]
+    operators: tuple[OperatorInstance, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "scans": [[scan.role.value, scan.uid, scan.chain] for scan in self.scans],
+            "operators": [[operator.uid, operator.chain] for operator in self.operators],
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> PlanLayout:
+        """Read the stored form."""
+        return cls(
+            tuple(Scan(ScanRole(role), str(uid), str(chain)) for role, uid, chain in value["scans"]),
+            tuple(OperatorInstance(str(uid), str(chain)) for uid, chain in value["operators"]),
+        )
+
+    def positions(self, logged: Sequence[Position]) -> dict[str, Position]:
+        """Return where each chain's source stood, by the chain's name.
+
+        Parameters
+        ----------
+        logged
+            One entry of Spark's offset log; None where Spark had not asked the source yet.
+
+        Raises
+        ------
+        ValueError
+            The entry does not have one value per scan: it belongs to another plan.
+        """
+        parts: dict[str, list[Position]] = {}
+        for scan, position in self._pairs(logged):
+            if scan.role is ScanRole.RECORDS and position is not None:
+                parts.setdefault(scan.chain, []).append(position)
+        # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
+        return {chain: several[0] if len(several) == 1 else several for chain, several in parts.items()}
+
+    def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:
+        """Return the operators whose seed an entry of the offset log does not contain; must be none.
+
+        State comes in the first micro-batch of its lineage or never: without it in a decided
+        micro-batch the operator would go on as if it had none.
+        """
+        return tuple(
+            scan.uid
+            for scan, position in self._pairs(logged)
+            if scan.role is ScanRole.SEED and position != SEEDED
+        )
+
+    def _pairs(self, logged: Sequence[Position]) -> list[tuple[Scan, Position]]:
+        if len(self.scans) != len(logged):
+            raise ValueError(
+                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
+            )
+        return list(zip(self.scans, logged, strict=True))
+
+
+def lowest(positions: Sequence[Position]) -> Position:
+    """Return the minimum of Kafka positions by partition; the position itself if all are equal.
+
+    Examples
+    --------
+    >>> lowest([{"t": {"0": 5, "1": 7}}, {"t": {"0": 6, "1": 4}}])
+    {'t': {'0': 5, '1': 4}}
+    """
+    if all(position == positions[0] for position in positions):
+        return positions[0]
+    found: dict[str, dict[str, int]] = {}
+    for position in positions:
+        for topic, offsets in offsets_in(position).items():
+            known = found.setdefault(topic, {})
+            for partition, offset in offsets.items():
+                known[partition] = min(int(offset), known.get(partition, int(offset)))
+    return found
+
+
+def offsets_in(position: Position) -> dict[str, Mapping[str, int]]:
+    """Return topic -> partition -> next offset of a Kafka position, without keys of ours.
+
+    Examples
+    --------
+    >>> offsets_in({"orders": {"0": 7}, "flinkish:checkpoint": 3})
+    {'orders': {'0': 7}}
+    """
+    return {topic: offsets for topic, offsets in position.items() if not topic.startswith(OWN_KEYS)}

@@ -1,0 +1,160 @@
+"""How long the supervisor waits before it starts the query again, and when it gives up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flinkish_spark.protocol.limits import UNLIMITED
+from flinkish_spark.protocol.restart import (
+    REMEMBERED_FAILURES,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    GiveUp,
+    NoRestart,
+    RestartAfter,
+    RestartHistory,
+)
+
+HOUR_MS = 3_600_000
+
+
+def history(*failures_ms) -> RestartHistory:
+    result = RestartHistory()
+    for now_ms in failures_ms:
+        result = result.failed(now_ms)
+    return result
+
+
+def delays(strategy, *failures_ms) -> list[int]:
+    """Return the delay after each of these failures."""
+    return [strategy.decide(history(*failures_ms[: n + 1])).delay_ms for n in range(len(failures_ms))]
+
+
+def test_no_restart_gives_up_at_once_and_says_why() -> None:
+    assert NoRestart().decide(history(0)) == GiveUp("the restart strategy is NoRestart")
+
+
+def test_fixed_delay_counts_failures_since_the_job_last_ran_well() -> None:
+    strategy = FixedDelay(attempts=2, delay_ms=10)
+    assert delays(strategy, 0, 1) == [10, 10]
+    assert strategy.decide(history(0, 1, 2)) == GiveUp("2 restarts in a row did not help")
+    assert strategy.decide(history(0, 1, 2).ran_well().failed(3)) == RestartAfter(10)
+
+
+def test_fixed_delay_may_have_no_end_and_no_beginning() -> None:
+    assert FixedDelay(UNLIMITED, 5).decide(history(*range(5_000))) == RestartAfter(5)
+    assert isinstance(FixedDelay(attempts=0).decide(history(0)), GiveUp)
+
+
+def test_exponential_delay_grows_up_to_its_maximum() -> None:
+    assert delays(ExponentialDelay(100, 1_000), *range(6)) == [100, 200, 400, 800, 1_000, 1_000]
+    assert delays(ExponentialDelay(100, 1_000, 1.5), *range(4)) == [100, 150, 225, 338]
+    assert delays(ExponentialDelay(100, 1_000, 1.0), *range(4)) == [100, 100, 100, 100]
+    assert delays(ExponentialDelay(100, 100), *range(3)) == [100, 100, 100]
+
+
+def test_the_delay_starts_anew_after_a_quiet_time_that_counts_from_the_end_of_the_delay() -> None:
+    strategy = ExponentialDelay(100, 1_000, reset_backoff_threshold_ms=5_000)
+    assert delays(strategy, 0, 10, 10 + 5_199) == [100, 200, 400]
+    assert delays(strategy, 0, 10, 10 + 5_200, 10 + 5_201) == [100, 200, 100, 200]
+
+
+def test_a_checkpoint_between_two_failures_is_not_a_quiet_time() -> None:
+    """A job that dies after each checkpoint must not restart at full speed for ever."""
+    failing = RestartHistory()
+    seen = []
+    for now_ms in range(0, 60_000, 10_000):
+        failing = failing.failed(now_ms)
+        seen.append(ExponentialDelay().decide(failing).delay_ms)
+        failing = failing.ran_well()
+    assert seen == [500, 1_000, 2_000, 4_000, 8_000, 16_000]
+
+
+def test_attempts_are_counted_until_the_delay_starts_anew() -> None:
+    strategy = ExponentialDelay(100, 1_000, reset_backoff_threshold_ms=5_000, attempts_before_reset_backoff=2)
+    assert delays(strategy, 0, 1) == [100, 200]
+    assert strategy.decide(history(0, 1, 2)) == GiveUp("3 failures without 5000 ms of running between them")
+    assert delays(strategy, 0, 1, 10_000, 10_001) == [100, 200, 100, 200]
+    none = ExponentialDelay(attempts_before_reset_backoff=0)
+    assert isinstance(none.decide(history(0)), GiveUp)
+
+
+@pytest.mark.parametrize(
+    ("random", "delay_ms"), [(0.0, 750), (0.25, 875), (0.5, 1_000), (0.75, 1_125), (0.999_999, 1_250)]
+)
+def test_jitter_moves_the_delay_both_ways(random, delay_ms) -> None:
+    strategy = ExponentialDelay(1_000, 10_000, jitter_factor=0.25)
+    assert strategy.decide(history(0), random) == RestartAfter(delay_ms)
+
+
+def test_jitter_never_goes_above_the_maximum_nor_below_zero() -> None:
+    strategy = ExponentialDelay(1_000, 1_000, jitter_factor=1.0)
+    assert strategy.decide(history(0), 0.999) == RestartAfter(1_000)
+    assert strategy.decide(history(0), 0.0) == RestartAfter(0)
+
+
+@pytest.mark.parametrize("random", [-0.1, 1.0, float("nan")])
+def test_a_number_that_is_no_random_number_is_refused(random) -> None:
+    with pytest.raises(ValueError, match="random must be at least 0 and below 1"):
+        ExponentialDelay().decide(history(0), random)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.integers(0, 2 * HOUR_MS), min_size=1, max_size=50),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(0, 1),
+)
+def test_every_delay_stays_within_its_bounds(pauses_ms, random, jitter_factor) -> None:
+    strategy = ExponentialDelay(500, 30_000, jitter_factor=jitter_factor)
+    delay_ms = strategy.decide(history(*itertools.accumulate(pauses_ms)), random).delay_ms
+    assert round(500 * (1 - jitter_factor)) <= delay_ms <= 30_000
+
+
+def test_failure_rate_counts_what_lies_within_the_interval_both_ends_included() -> None:
+    strategy = FailureRate(max_failures=2, interval_ms=100, delay_ms=5)
+    assert strategy.decide(history(0, 101, 102)) == RestartAfter(5)
+    assert strategy.decide(history(2, 101, 102)) == GiveUp("3 failures within 100 ms")
+    # A checkpoint in between changes nothing.
+    assert isinstance(strategy.decide(history(0, 1).ran_well().failed(2)), GiveUp)
+
+
+def test_memory_of_failures_is_bounded() -> None:
+    long = history(*range(REMEMBERED_FAILURES + 7))
+    assert long.failures_ms == tuple(range(7, REMEMBERED_FAILURES + 7))
+    assert long.attempts == REMEMBERED_FAILURES + 7
+    assert ExponentialDelay().decide(long) == RestartAfter(30_000)
+    assert isinstance(FailureRate(max_failures=REMEMBERED_FAILURES - 1).decide(long), GiveUp)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FixedDelay(attempts=-1), "attempts must be a whole number >= 0, got -1"),
+        (lambda: FixedDelay(attempts=True), "attempts must be"),
+        (lambda: FixedDelay(delay_ms=-1), "delay_ms must be a whole number >= 0"),
+        (lambda: FixedDelay(delay_ms=1.5), "delay_ms must be"),
+        (lambda: ExponentialDelay(initial_delay_ms=0), "initial_delay_ms must be a whole number >= 1"),
+        (lambda: ExponentialDelay(max_delay_ms=None), "max_delay_ms must be"),
+        (lambda: ExponentialDelay(1_000, 999), "max_delay_ms is 999, below initial_delay_ms 1000"),
+        (lambda: ExponentialDelay(backoff_multiplier=0.99), "backoff_multiplier must be a number from 1"),
+        (lambda: ExponentialDelay(backoff_multiplier=float("inf")), "backoff_multiplier must be"),
+        (lambda: ExponentialDelay(jitter_factor=1.01), "jitter_factor must be a number from 0"),
+        (lambda: ExponentialDelay(jitter_factor=float("nan")), "jitter_factor must be"),
+        (lambda: ExponentialDelay(reset_backoff_threshold_ms=0), "reset_backoff_threshold_ms must be"),
+        (lambda: ExponentialDelay(attempts_before_reset_backoff=-1), "attempts_before_reset_backoff must"),
+        (lambda: ExponentialDelay(attempts_before_reset_backoff=1_000), "must be below 1000, got 1000"),
+        (lambda: FailureRate(max_failures=0), "max_failures must be a whole number >= 1"),
+        (lambda: FailureRate(max_failures=1_000), "max_failures must be below 1000, got 1000"),
+        (lambda: FailureRate(interval_ms=0), "interval_ms must be a whole number >= 1"),
+        (lambda: FailureRate(delay_ms=-1), "delay_ms must be a whole number >= 0"),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_refused_when_it_is_made(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
