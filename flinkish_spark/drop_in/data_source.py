@@ -51,9 +51,11 @@ class FlinkishKafka(DataSource):
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
+        from flinkish_spark.drop_in.aligned_reader import AlignedStreamReader
         from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
 
-        return KafkaStreamReader(parse_stream(self.options))
+        options = parse_stream(self.options)
+        return KafkaStreamReader(options) if options.upstream is None else AlignedStreamReader(options)
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
         """Return the writer of a streaming query."""

@@ -33,7 +33,8 @@ READ = (
 )
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 #: Ours, for reading.
-READ_OWN = ("flinkish.group.id",)
+BARRIER_RECORDS = "flinkish.barrier.records"
+READ_OWN = ("flinkish.group.id", BARRIER_RECORDS)
 #: Options about consumers that do not exist here: accepted, so that only one word has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",
@@ -50,6 +51,10 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__pyth
 CONTROL_PATH = "flinkish.control.path"
 #: The same: folder in which a job keeps where its source began.
 FIRST_OFFSETS = "flinkish.first.offsets"
+#: The same: the upstream job whose checkpoints the source follows, see `chaining/upstream.py`.
+UPSTREAM = "flinkish.upstream"
+#: The same: what a seeded job begins with, beside the offsets.
+UPSTREAM_START = "flinkish.upstream.start"
 
 _REFUSED = {
     "kafka.auto.offset.reset": "set startingOffsets instead",

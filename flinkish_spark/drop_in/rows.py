@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
 from flinkish_spark.drop_in.offset_plan import Range
+from flinkish_spark.drop_in.source_options import BarrierRecordPolicy, SourceOptions
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from flinkish_spark.drop_in.source_options import SourceOptions
 
 #: Columns of Spark's own Kafka source.
 SCHEMA = (
@@ -60,9 +60,41 @@ def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.Rec
     if piece.size:
         reader = RangeReader(options.connection, options.reader)
         for batch in reader.read(OffsetRange(piece.topic, piece.partition, piece.start, piece.end)):
-            yield _with_control(batch, 0, 0, C.Kind.RECORD) if options.control_path else batch
+            if options.barrier_records is BarrierRecordPolicy.SKIP:
+                batch = _without_barrier_records(options, batch)
+            if batch.num_rows:
+                yield _with_control(batch, 0, 0, C.Kind.RECORD) if options.control_path else batch
     if partition.barrier is not None:
         yield _barrier(options, partition.barrier)
+
+
+def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out the barrier records of another job.
+
+    They have no value, and no key or ours; only of records that look so the headers are read, one
+    by one, since there are few if any.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from flinkish_spark.kafka.barrier_records import BARRIER_KEY, mark_in
+    from flinkish_spark.kafka.range_reader import OffsetRange, RangeReader
+
+    if not batch.column("value").null_count:
+        return batch
+    keys = batch.column("key")
+    is_keyed = pc.fill_null(pc.not_equal(keys, BARRIER_KEY), False)
+    candidates = batch.filter(pc.and_not(pc.is_null(batch.column("value")), is_keyed))
+    reader = RangeReader(options.connection, replace(options.reader, include_headers=True))
+    found = []
+    for topic, partition, offset in zip(
+        *(candidates.column(n).to_pylist() for n in ("topic", "partition", "offset")), strict=True
+    ):
+        for one in reader.read(OffsetRange(topic, partition, offset, offset + 1)):
+            found += [offset for headers in one.column("headers").to_pylist() if mark_in(headers)]
+    if not found:
+        return batch
+    return batch.filter(pc.invert(pc.is_in(batch.column("offset"), pa.array(found, pa.int64()))))
 
 
 def _with_control(batch: pa.RecordBatch, checkpoint: int, channel: int, kind: C.Kind) -> pa.RecordBatch:

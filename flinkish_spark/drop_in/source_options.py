@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from flinkish_spark.chaining.upstream import UpstreamJob
 from flinkish_spark.drop_in import option_names as names
 from flinkish_spark.drop_in.option_names import Given
 from flinkish_spark.errors import ConfigError
@@ -18,10 +20,11 @@ from flinkish_spark.kafka.reader_settings import ReaderSettings
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
-_OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS)
+_OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS, names.UPSTREAM, names.UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
+_Choice = TypeVar("_Choice", bound=enum.Enum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,14 @@ class NoOffsetStrategy(enum.Enum):
 
     ERROR = "error"
     LATEST = "latest"
+
+
+class BarrierRecordPolicy(enum.Enum):
+    """What is done with the barrier records of another job that lie among the records."""
+
+    #: They are records like any other, as to every other reader.
+    DELIVER = "deliver"
+    SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,9 @@ class SourceOptions:
     group_id: str
     control_path: str
     first_offsets: str
+    barrier_records: BarrierRecordPolicy
+    upstream: UpstreamJob | None
+    upstream_start: str
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
@@ -128,7 +142,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         subscription=_subscription(given),
         starting=_bound(given, "starting", otherwise),
         ending=_bound(given, "ending", LATEST),
-        when_no_offset=_when_no_offset(given),
+        when_no_offset=_one_of(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
         max_per_trigger=most,
         min_per_trigger=least,
         max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
@@ -137,6 +151,9 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         group_id=given.text("flinkish.group.id") or "",
         control_path=given.text(names.CONTROL_PATH) or "",
         first_offsets=given.text(names.FIRST_OFFSETS) or "",
+        barrier_records=_one_of(given, names.BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
+        upstream=_upstream(given),
+        upstream_start=given.text(names.UPSTREAM_START) or "",
     )
 
 
@@ -229,14 +246,29 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _when_no_offset(given: Given) -> NoOffsetStrategy:
-    text = given.text("startingOffsetsByTimestampStrategy") or "error"
+def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
+    text = given.text(name)
+    if not text:
+        return otherwise
+    kind = type(otherwise)
     try:
-        return NoOffsetStrategy(text.lower())
+        return kind(text.lower())
     except ValueError:
+        words = " or ".join(choice.value for choice in kind)
+        raise ConfigError(f"{name} is {text!r}", what_to_do=f"use {words}") from None
+
+
+def _upstream(given: Given) -> UpstreamJob | None:
+    text = given.text(names.UPSTREAM)
+    if not text:
+        return None
+    if "minOffsetsPerTrigger" in given:
         raise ConfigError(
-            f"startingOffsetsByTimestampStrategy is {text!r}", what_to_do="use error or latest"
-        ) from None
+            "minOffsetsPerTrigger and an upstream job are set",
+            why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
+            what_to_do="leave minOffsetsPerTrigger out",
+        )
+    return UpstreamJob.from_option(text)
 
 
 def _duration_ms(given: Given, name: str, otherwise: int) -> int:

@@ -40,6 +40,7 @@ from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
+from flinkish_spark.protocol.scans import OWN_KEYS
 from flinkish_spark.runtime.control_source import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
@@ -82,14 +83,19 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query without a checkpoint begins; Spark may ask several times."""
         if not self._options.first_offsets:
             return {**self._logged(self._finder.starting(), 0), START_KEY: True}
-        # A rewind to before the first micro-batch must begin where the job began, not where the topic
-        # ends by then.
+        return self._logged(plan.from_json(self._first()["offsets"]), 0)
+
+    def _first(self) -> dict[str, Any]:
+        """Return where the job began, recording it at the first start.
+
+        A rewind to before the first micro-batch must begin there, not where the topic ends by then.
+        """
         store, key = LocalStore(Path(self._options.first_offsets)), self._first_offsets_key()
         objects = SealedObjects(store, str(store.root))
         if objects.optional(key, "first-offsets", dict) is None:
             first = {"offsets": plan.to_json(self._finder.starting())}
             store.create_if_absent(key, seal("first-offsets", first))
-        return self._logged(plan.from_json(objects.read(key, "first-offsets", dict)["offsets"]), 0)
+        return objects.read(key, "first-offsets", dict)
 
     def _first_offsets_key(self) -> str:
         # A job may have several sources; no two read one topic.
@@ -117,7 +123,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InputLostError
             Records that the query has not read are gone, and failOnDataLoss is true.
         """
-        begin, checkpoint = _parsed(start)
+        begin, checkpoint = parsed_offset(start)
         if START_KEY in start:
             return self._logged(begin, checkpoint)
         # Spark asks for a new end only after the micro-batch before it is in commits/.
@@ -169,7 +175,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
         if START_KEY in start:
             return []
-        (begin, before), (finish, checkpoint) = _parsed(start), _parsed(end)
+        (begin, before), (finish, checkpoint) = parsed_offset(start), parsed_offset(end)
         begin = self._watch.with_new(begin, finish)
         whole = [Range(t, p, min(begin[t, p], o), o) for (t, p), o in sorted(finish.items())]
         carries_barrier = checkpoint > before
@@ -195,11 +201,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets: Spark has finished everything before `end`."""
-        self._group.commit(_parsed(end)[0])
+        self._group.commit(parsed_offset(end)[0])
 
 
-def _parsed(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
-    topics = {topic: value for topic, value in offset.items() if topic not in (OFFSET_KEY, START_KEY)}
+def parsed_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
+    """Return positions and checkpoint of an offset, without what else is in it."""
+    topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
 
 

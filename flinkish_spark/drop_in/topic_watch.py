@@ -65,6 +65,10 @@ class TopicWatch:
         self._report(look.losses)
         return {place: max(end, begin.get(place, 0)) for place, end in look.ends.items()}
 
+    def look_again(self) -> None:
+        """Look for partitions at the next call: somebody knows of some that are not known here."""
+        self._looked_at = float("-inf")
+
     def with_new(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
         """Return `begin` with the first offsets of the partitions that only `end` has."""
         added = sorted(end.keys() - begin.keys())

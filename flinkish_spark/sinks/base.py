@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
-from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, TaskAck
 
 if TYPE_CHECKING:
@@ -148,6 +148,34 @@ class Committer(ABC):
             How many leftovers were aborted.
         """
         return 0
+
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        """Return why what was committed after `target` cannot be taken back; empty if it can.
+
+        Asked before a rewind under ``Tables.RESTORE`` touches anything. The default takes nothing
+        back: readers tell dead records from live ones by themselves.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; nothing is concluded.
+        """
+        return ""
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Take back what was committed after `target`, with everything of this job in the table.
+
+        Called only under ``Tables.RESTORE``, after the intent of the rewind that starts `lineage` is
+        durable and before it is closed; so again after a crash in between. Must be idempotent per
+        lineage.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, or LOST if it has
+            become impossible.
+        """
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
 
     def close(self) -> None:
         """Release connections."""

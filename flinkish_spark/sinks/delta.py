@@ -17,14 +17,26 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge import probe
 from flinkish_spark.bridge.delta import DeltaConflict, DeltaRefused, DeltaTables
+from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.errors import ConfigError, EnvironmentFault, SchemaError
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.delta_restore import (
+    DeleteRows,
+    NoRestore,
+    NothingToRestore,
+    RestorePlan,
+    RestoreVersion,
+    TableCommit,
+    app_id,
+    note_of,
+    plan_restore,
+)
 from flinkish_spark.sinks.python_tasks import count_in_python, reports
 
 if TYPE_CHECKING:
@@ -102,7 +114,7 @@ class DeltaSink(Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
-        return _DeltaCommitter(self, DeltaTables(spark), context)
+        return _DeltaCommitter(self, DeltaTables(spark), DeltaHistory(spark), context)
 
 
 class RowsDifferError(EnvironmentFault):
@@ -176,9 +188,11 @@ class _DeltaWriter(SinkWriter):
 
 
 class _DeltaCommitter(Committer):
-    def __init__(self, sink: DeltaSink, tables: DeltaTables, context: SinkContext) -> None:
-        self._sink, self._tables, self._context = sink, tables, context
-        self._app_id = f"flinkish-{context.job}-{context.uid}"
+    def __init__(
+        self, sink: DeltaSink, tables: DeltaTables, history: DeltaHistory, context: SinkContext
+    ) -> None:
+        self._sink, self._tables, self._history, self._context = sink, tables, history, context
+        self._app_id = app_id(context.job, context.uid)
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit all as one table version with the checkpoint's id."""
@@ -223,6 +237,48 @@ class _DeltaCommitter(Committer):
             if reason:
                 dead[index] = f"sink '{self._context.uid}': {reason}"
         return dead
+
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        """Ask the table's history who committed since then, and the file system what is left."""
+        # No rewind has started this lineage, so no note can be found.
+        plan = self._plan(target, Lineage(0))
+        why = plan.why if isinstance(plan, NoRestore) else ""
+        if isinstance(plan, RestoreVersion):
+            missing = self._history.missing_at(self._sink.path, plan.version)
+            why = f"the file {missing[0]} of version {plan.version} is gone" if missing else ""
+        return why and f"the table {self._sink.path} of sink '{self._context.uid}' cannot be restored: {why}"
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Restore the table to what `target` left, once per lineage."""
+        path, note = self._sink.path, note_of(self._context.job, lineage)
+        plan = self._plan(target, lineage)
+        try:
+            match plan:
+                case NothingToRestore():
+                    return CommitAnswer(Outcome.ALREADY_COMMITTED)
+                case NoRestore(why):
+                    return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {why}")
+                case DeleteRows():
+                    self._history.delete_rows(path, note)
+                case RestoreVersion(version):
+                    self._history.restore(path, version, note)
+        except DeltaConflict as error:
+            return CommitAnswer(Outcome.RETRY, str(error))
+        except DeltaRefused as error:
+            return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
+        return CommitAnswer(Outcome.COMMITTED)
+
+    def _plan(self, target: CheckpointId, lineage: Lineage) -> RestorePlan:
+        commits = (
+            TableCommit(
+                int(row["version"]),
+                str(row["operation"]),
+                {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()},
+                str(row["userMetadata"] or ""),
+            )
+            for row in self._history.commits(self._sink.path)
+        )
+        return plan_restore(commits, self._context.job, target, lineage)
 
 
 def require_delta(has_delta: bool) -> None:

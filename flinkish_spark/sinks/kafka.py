@@ -31,6 +31,8 @@ from flinkish_spark.kafka import (
     TransactionClient,
 )
 from flinkish_spark.kafka.admin import unknown_topic
+from flinkish_spark.kafka.barrier_records import BarrierRecords
+from flinkish_spark.kafka.barrier_writer import BarrierWriter
 from flinkish_spark.kafka.staging_settings import (
     DEFAULT_MAX_REQUEST_BYTES,
     Oversize,
@@ -43,6 +45,14 @@ from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.kafka_barriers import (
+    KafkaStaged,
+    bound,
+    checkpoint_in,
+    committed,
+    stage_barrier,
+    staged_in,
+)
 from flinkish_spark.sinks.python_tasks import StageInPython, reports
 
 if TYPE_CHECKING:
@@ -80,6 +90,10 @@ class KafkaSink(Sink):
     writer
         ``"jvm"``: the writer in the JAR of this package. ``"python"``: its twin in Python, which
         needs no JAR. May differ from one start of a job to the next.
+    barriers
+        ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, which
+        a job chained behind this one can align on (`docs/chained-jobs.md`). Other readers have to
+        skip records without value.
     """
 
     bootstrap_servers: str
@@ -91,9 +105,11 @@ class KafkaSink(Sink):
     options: Mapping[str, str] = field(default_factory=dict)
     producer: Mapping[str, str] = field(default_factory=dict)
     writer: str | Engine = Engine.JVM
+    barriers: BarrierRecords = BarrierRecords.NONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
+        object.__setattr__(self, "barriers", _barriers(self.barriers))
         require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
@@ -183,15 +199,27 @@ class _KafkaWriter(SinkWriter):
             limits = [info.max_message_bytes for info in admin.topics([sink.topic]).values()]
         own = int(sink.producer.get("max.request.size", DEFAULT_MAX_REQUEST_BYTES))
         self._max_record_bytes = min([own, *limits])
+        self._barriers: BarrierWriter | None = None
+        if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
+            self._barriers = BarrierWriter(
+                sink.connection, sink.topic, context.job, context.uid, sink.transaction_timeout_ms
+            )
 
     def stage(self, request: StageRequest) -> StageResult:
-        """Stage, and tell acks and committables apart."""
+        """Stage, tell acks and committables apart, and close a checkpoint with its barrier records."""
         schema = T.StructType(list(request.rows.schema.fields[4:]))
         control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
         rows = request.rows.select(*control, *self._sink.record_columns(schema))
         found = self._reports(rows, request)
-        payloads = [KafkaCommittable.from_json(r["committable"]).to_json() for r in found if r["committable"]]
-        return StageResult(tuple(TaskAck.from_json(r) for r in found), tuple(payloads))
+        staged = [
+            KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
+        ]
+        tasks = tuple(TaskAck.from_json(r) for r in found)
+        checkpoint = checkpoint_in(tasks)
+        if self._barriers is not None and checkpoint is not None:
+            # Last, so that its offsets and its commit come behind those of the data.
+            staged.append(stage_barrier(self._barriers, checkpoint, request, self._context))
+        return StageResult(tasks, tuple(one.to_payload() for one in staged))
 
     @abstractmethod
     def _reports(self, rows: DataFrame, request: StageRequest) -> Sequence[Mapping[str, Any]]:
@@ -245,10 +273,13 @@ class _KafkaCommitter(Committer):
         self._client = TransactionClient(sink.connection)
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """End each transaction with COMMIT, in the given order, stopping at the first that is not done."""
+        """End each transaction with COMMIT, in the given order, stopping at the first that is not done.
+
+        The barrier records of a checkpoint that was aborted are aborted here.
+        """
         answers: list[CommitAnswer] = []
-        for committable in committables:
-            answers.append(self._client.commit(KafkaCommittable.from_json(committable.payload)))
+        for staged in staged_in(committables):
+            answers.append(committed(self._client, checkpoint, staged))
             if not answers[-1].outcome.is_done:
                 # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
                 break
@@ -256,16 +287,16 @@ class _KafkaCommitter(Committer):
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """End each transaction with ABORT."""
-        return [self._client.abort(KafkaCommittable.from_json(c.payload)) for c in committables]
+        return [self._client.abort(staged.handle) for staged in staged_in(committables)]
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Ask the transaction coordinators."""
-        handles = [KafkaCommittable.from_json(c.payload) for c in committables]
-        alive = self._client.is_alive(handles)
+        handles = {index: one.handle for index, one in bound(staged_in(committables)).items()}
+        alive = self._client.is_alive(handles.values())
         who = f"sink '{self._context.uid}', transaction"
         return {
             index: f"{who} {handle.transactional_id}: {alive[handle].reason}"
-            for index, handle in enumerate(handles)
+            for index, handle in handles.items()
             if not alive[handle].alive
         }
 
@@ -302,6 +333,14 @@ _RESERVED = frozenset(
         "bootstrap.servers",
     }
 )
+
+
+def _barriers(value: object) -> BarrierRecords:
+    try:
+        return BarrierRecords(value)
+    except ValueError:
+        names = " or ".join(f"BarrierRecords.{one.name}" for one in BarrierRecords)
+        raise ConfigError(f"barriers is {value!r}", what_to_do=f"use {names}") from None
 
 
 def _as_bytes(schema: T.StructType, column: str) -> Column:

@@ -1,0 +1,1 @@
+"""Jobs that are chained over a Kafka topic: checkpoints of both that are one consistent cut."""

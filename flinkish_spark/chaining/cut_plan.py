@@ -1,0 +1,335 @@
+"""How far the next micro-batch of a chained source reads, and whether it carries this job's barrier.
+
+Pure: everything comes in as a value, and the same values give the same plan. Rules:
+
+1. A partition is read up to its next barrier and no further in one micro-batch, unless barriers are
+   only counted (at least once).
+2. What a barrier means is the gate's business (`protocol/gate.py`): a blocked partition is not read.
+3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a
+   checkpoint of this job has been drawn exactly there. That takes one that its coordinator offers.
+4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
+   partitions go on to their barriers, so what has to be kept as channel state only gets less.
+5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at
+   the same cut; before anything was read, at the beginning. So a job whose upstream rests can still
+   take checkpoints and be stopped.
+6. A partition that was added is read only when a cut that holds it is next: what it holds was
+   written behind every barrier that it has not got.
+7. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound
+   the rest up to the cut is read in one go, or not before its barriers are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from flinkish_spark.chaining.cut_state import Cut, CutPhase, CutState, channel_of, place_of
+from flinkish_spark.drop_in.offset_plan import limited
+from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.barrier_scan import Scanned, SeenBarrier
+from flinkish_spark.protocol.gate import InputGate
+from flinkish_spark.protocol.gate_values import (
+    Aborted,
+    AlignmentComplete,
+    AlignmentMode,
+    AlignmentSettings,
+    BarrierKind,
+    CheckpointBarrier,
+    Effect,
+    NewChannel,
+    TakeCheckpoint,
+)
+from flinkish_spark.protocol.ids import CheckpointId
+
+#: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
+MOST_MICRO_BATCHES = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The newest checkpoint that this job's coordinator offers."""
+
+    checkpoint: CheckpointId
+    kind: BarrierKind = BarrierKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a plan is made from, beside the state.
+
+    Parameters
+    ----------
+    begin
+        Where each partition is; with partitions that were added at their first offset.
+    ahead
+        What lies ahead of that.
+    drawn
+        This job's newest checkpoint whose barrier is in a micro-batch.
+    offer
+        The newest one that is offered.
+    most
+        Offsets that a micro-batch reads at most; None for no limit.
+    held
+        Partitions that must not be read now, for the caller's own reasons.
+    now_ms
+        Wall clock.
+    """
+
+    begin: Mapping[Place, int]
+    ahead: Mapping[Place, Scanned]
+    drawn: CheckpointId
+    offer: Offer
+    now_ms: int
+    most: int | None = None
+    held: frozenset[Place] = frozenset()
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether a checkpoint waits to be drawn."""
+        return self.offer.checkpoint > self.drawn
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions of a topic are known."""
+        return sum(name == topic for name, _ in self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The next micro-batch.
+
+    Parameters
+    ----------
+    end
+        Where each partition ends.
+    drawn
+        This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
+    state
+        What goes into its offset.
+    skipped
+        Upstream checkpoints that no checkpoint of this job will name.
+    """
+
+    end: Mapping[Place, int]
+    drawn: CheckpointId
+    state: CutState
+    skipped: tuple[CheckpointId, ...] = ()
+
+
+def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> Planned | None:
+    """Return the next micro-batch, or None if there is nothing to run now.
+
+    Called by the planner of the source each time Spark asks for the latest offset.
+    """
+    state = replace(state, gate=_with_new_partitions(state.gate, view, settings))
+    end = _end(state, view, settings)
+    gate, effects = _delivered(state.gate, view, end, settings)
+    after = _moved(replace(state, gate=gate), view, end)
+    after, skipped = _at_new_cut(after, view, end, effects)
+    is_drawn = view.is_offered and (_is_reached(after) or after.stands_at_cut)
+    if is_drawn:
+        cut = None if after.cut is None else replace(after.cut, phase=CutPhase.TAKEN)
+        after = replace(after, cut=cut, micro_batches=0)
+    elif end == view.begin:
+        return None
+    else:
+        after = replace(after, micro_batches=state.micro_batches + 1)
+    return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
+
+
+def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
+    """Return the next barrier that means something to the gate; late ones are passed over."""
+    pending = {alignment.checkpoint for alignment in gate.pending}
+    wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
+    return next(wanted, None)
+
+
+# -- partitions that were added ---------------------------------------------------------------------
+
+
+def _with_new_partitions(gate: InputGate, view: View, settings: AlignmentSettings) -> InputGate:
+    """Let partitions take part as soon as the cut that is next holds them."""
+    outside = [place for place in sorted(view.begin) if channel_of(place) not in gate.channels]
+    if not outside:
+        return gate
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    target = _target(gate, view)
+    awaits = target in {alignment.checkpoint for alignment in gate.pending}
+    stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
+    gate = replace(gate, settings=_without_time(settings))
+    for place in outside:
+        if counts or (target is not None and place[1] < _covered(target, place[0], view)):
+            gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
+    return gate
+
+
+def _target(gate: InputGate, view: View) -> CheckpointId | None:
+    """Return the cut that is next: the one that partitions wait for, or else the lowest one ahead."""
+    waiting = [alignment.checkpoint for alignment in gate.pending if not alignment.channel_state]
+    if waiting:
+        return waiting[-1]
+    ahead = (next_barrier(gate, scanned) for scanned in view.ahead.values())
+    newer = [s.mark.checkpoint for s in ahead if s is not None and s.mark.checkpoint > gate.newest]
+    return min(newer, default=None)
+
+
+def _covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
+    """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
+    barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
+    return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
+
+
+# -- how far ----------------------------------------------------------------------------------------
+
+
+def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
+    caps = {place: _cap(place, state, view, settings) for place in view.begin}
+    if state.micro_batches >= MOST_MICRO_BATCHES:
+        return caps if _cut_is_visible(state, view, caps) else dict(view.begin)
+    return caps if view.most is None else limited(view.begin, caps, view.most)
+
+
+def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    begin, ahead = view.begin[place], view.ahead[place]
+    is_waiting = _is_reached(state) and not counts
+    if is_waiting or place in view.held or _is_held(place, state.gate):
+        return begin
+    ends = [ahead.end]
+    barrier = next_barrier(state.gate, ahead)
+    if barrier is not None and not counts:
+        ends.append(barrier.offset + 1)
+    # A partition that nobody knows of yet may hold records of that checkpoint.
+    known = view.partitions(place[0])
+    ends += [s.offset for s in ahead.barriers if s.mark.partitions > known]
+    return max(begin, min(ends))
+
+
+def _is_held(place: Place, gate: InputGate) -> bool:
+    channel = channel_of(place)
+    return channel not in gate.channels or gate.is_blocked(channel)
+
+
+def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> bool:
+    """Return whether `caps` lie behind the barriers of all partitions that the next cut still awaits."""
+    gate = state.gate
+    awaited = [p for p in view.begin if p not in view.held and not _is_held(p, gate)]
+    if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE and gate.pending:
+        awaited = [place_of(channel) for channel in gate.pending[0].awaited]
+    barriers = {place: next_barrier(gate, view.ahead[place]) for place in awaited}
+    return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
+
+
+# -- what the gate says -----------------------------------------------------------------------------
+
+
+def _without_time(settings: AlignmentSettings) -> AlignmentSettings:
+    """Return settings under which no checkpoint turns unaligned by itself."""
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
+
+
+def _delivered(
+    gate: InputGate, view: View, end: Mapping[Place, int], settings: AlignmentSettings
+) -> tuple[InputGate, list[Effect]]:
+    """Let everything up to `end` go through the gate, and then the time."""
+    gate = replace(gate, settings=_without_time(settings))
+    effects: list[Effect] = []
+
+    def note(step: tuple[InputGate, tuple[Effect, ...]]) -> None:
+        nonlocal gate
+        gate = step[0]
+        effects.extend(step[1])
+
+    moved = [place for place in sorted(end) if end[place] > view.begin[place]]
+    passing = {p: [s for s in view.ahead[p].barriers if s.offset < end[p]] for p in moved}
+    # Partitions go on together: all records in front of barriers come before the first barrier.
+    for place in moved:
+        upto = passing[place][0].offset if passing[place] else end[place]
+        note(gate.on_records(channel_of(place), upto, view.now_ms))
+    for place in moved:
+        for seen in passing[place]:
+            barrier = CheckpointBarrier(seen.mark.checkpoint, seen.mark.written_at_ms)
+            note(gate.on_barrier(channel_of(place), barrier, seen.offset, view.now_ms))
+        if gate.channels[channel_of(place)] < end[place]:
+            note(gate.on_records(channel_of(place), end[place], view.now_ms))
+    if view.is_offered and view.offer.kind is BarrierKind.CHECKPOINT:
+        note(replace(gate, settings=settings).on_time(view.now_ms))
+    return replace(gate, settings=settings), effects
+
+
+def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
+    """Return the state with what was passed on the way to `end`."""
+    passed, resting = dict(state.passed), set(state.resting)
+    for place in (p for p in end if end[p] > view.begin[p]):
+        barriers = [s for s in view.ahead[place].barriers if s.offset < end[place]]
+        resting.discard(place)
+        if barriers:
+            passed[place] = barriers[-1].mark.checkpoint
+            if barriers[-1].offset + 1 == end[place]:
+                resting.add(place)
+    after = replace(state, passed=passed, resting=frozenset(resting))
+    return replace(after, channel_state=_left_of(after, view, end))
+
+
+def _left_of(state: CutState, view: View, end: Mapping[Place, int]) -> dict[Place, int | None]:
+    """Return what is left of the channel state once partitions are at `end`."""
+    if state.cut is None:
+        return {}
+    left = {}
+    for place in state.channel_state:
+        barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
+        is_past = place in state.passed and state.passed[place] >= state.cut.checkpoint
+        if not is_past and barrier != end[place]:
+            left[place] = barrier
+    return left
+
+
+def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
+    """Return where the barrier of a checkpoint is, or would have been, if that is known."""
+    barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
+    return next(barriers, None)
+
+
+def _at_new_cut(
+    state: CutState, view: View, end: Mapping[Place, int], effects: list[Effect]
+) -> tuple[CutState, tuple[CheckpointId, ...]]:
+    """Return the state at the newest cut among `effects`, and the cuts that were given up."""
+    skipped = [e.checkpoint for e in effects if isinstance(e, Aborted)]
+    # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
+    before = None if state.cut is None or _is_reached(state) else state.cut.checkpoint
+    for effect in effects:
+        if isinstance(effect, TakeCheckpoint):
+            if _is_reached(state) and state.cut is not None:
+                skipped.append(state.cut.checkpoint)
+            state = _with_cut(state, effect, view, end)
+    state = _with_times(state, effects)
+    taken = None if state.cut is None else state.cut.checkpoint
+    return state, tuple(sorted(c for c in skipped if c not in (taken, before)))
+
+
+def _with_cut(state: CutState, taken: TakeCheckpoint, view: View, end: Mapping[Place, int]) -> CutState:
+    checkpoint, gate = taken.checkpoint, state.gate
+    left: dict[Place, int | None] = {}
+    announced: tuple[Effect, ...] = ()
+    for place in map(place_of, taken.in_flight):
+        offset = _barrier_of(checkpoint, view.ahead[place], end[place])
+        if offset is not None:
+            gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
+        if offset != end[place]:
+            left[place] = offset
+    state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
+    return _with_times(state, announced)
+
+
+def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
+    """Return the state with what the alignment of its cut took, if that is among `effects`."""
+    cut = state.cut
+    for effect in effects:
+        if isinstance(effect, AlignmentComplete) and cut is not None and effect.checkpoint == cut.checkpoint:
+            start_ms, took_ms = effect.stats.start_delay_ms, effect.stats.alignment_duration_ms
+            cut = replace(cut, start_delay_ms=start_ms, alignment_ms=took_ms)
+    return replace(state, cut=cut)
+
+
+def _is_reached(state: CutState) -> bool:
+    return state.cut is not None and state.cut.phase is CutPhase.REACHED

@@ -1,0 +1,78 @@
+"""One of two chained jobs, as a process of its own that can be shot.
+
+What goes wrong is said by the environment variables of `tests/crash/app.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flinkish_spark import CheckpointConfig, FixedDelay, StreamExecutionEnvironment
+from flinkish_spark.chaining.upstream import UpstreamJob
+from flinkish_spark.protocol.gate_values import AlignmentMode
+from flinkish_spark.testing.crashing import observer_from
+from tests.chained_jobs import Chain
+from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
+
+SOURCE, MIDDLE, OUT = "source", "middle", "out"
+#: How the chained job aligns, by the name of an AlignmentMode; may change from start to start.
+MODE_VARIABLE = "FLINKISH_ALIGNMENT"
+_MODES = {
+    "ALIGNED": UpstreamJob(),
+    "UNALIGNED": UpstreamJob(AlignmentMode.UNALIGNED),
+    "ALIGNED_WITH_TIMEOUT": UpstreamJob(AlignmentMode.ALIGNED_WITH_TIMEOUT, 300),
+}
+
+
+def chain_in(directory: Path, servers: str) -> Chain:
+    return Chain(servers, SOURCE, MIDDLE, OUT, directory / "upstream", directory / "chained")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--role", choices=("upstream", "chained"), required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--bootstrap-servers", required=True)
+    args = parser.parse_args()
+    chain = chain_in(args.directory, args.bootstrap_servers)
+    if os.environ.get(FIND_DEAD_VARIABLE):
+        find_dead_once()
+    env = StreamExecutionEnvironment(
+        session(args),
+        job=args.role,
+        job_dir=str(args.directory / args.role),
+        # The upstream job's checkpoints set the pace: the chained job's wait for them.
+        checkpoint=CheckpointConfig(interval_ms=1_500 if args.role == "upstream" else 300, retained=100_000),
+        restart_strategy=FixedDelay(attempts=10, delay_ms=200),
+    )
+    if args.role == "upstream":
+        chain.upstream(env, reader="python", writer="python")
+    else:
+        chain.chained(env, _MODES[os.environ.get(MODE_VARIABLE, "ALIGNED")], max_offsets_per_trigger=100)
+    env.observe(observer_from(os.environ))
+    env.execute()
+
+
+def session(args: argparse.Namespace) -> SparkSession:
+    scratch = args.directory / f"{args.role}-scratch"
+    spark = (
+        SparkSession.builder.appName(args.role)
+        .master("local[2]")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(scratch / "local"))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Two chained jobs in processes of their own; each is shot while the other goes on, or is shot too."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka import KafkaProducer
+
+from demo.process import JobProcess, Victim
+from demo.rig import ROOT, _environment
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.store import LocalStore
+from flinkish_spark.testing import LocalBroker, still_open
+from flinkish_spark.testing.crashing import KILL_AT_VARIABLE
+from tests.chained_jobs import Checked, Topic, check_cuts
+from tests.crash.app import FIND_DEAD_VARIABLE
+from tests.crash.chained_app import MIDDLE, MODE_VARIABLE, OUT, SOURCE, chain_in
+
+APP = ROOT / "tests" / "crash" / "chained_app.py"
+UPSTREAM, CHAINED = "upstream", "chained"
+_PATIENCE_S = 240.0
+_OVER = "over"
+_MODES = ("ALIGNED", "UNALIGNED", "ALIGNED_WITH_TIMEOUT")
+
+
+@dataclass(frozen=True)
+class At:
+    """The job kills itself at a step, written as a kill point's text; maybe after a rewind."""
+
+    point: str
+    finds_dead: bool = False
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Some of the job is killed at a moment of chance."""
+
+    victim: Victim
+
+
+Crash = At | Shot
+
+
+class Numbers(threading.Thread):
+    """Feeds the source: orders that are numbered, most of them of one user."""
+
+    def __init__(self, servers: str, per_second: float, chance: random.Random) -> None:
+        super().__init__(name="numbers", daemon=True)
+        self._servers, self._per_second, self._chance = servers, per_second, chance
+        self._is_stopping = threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        producer = KafkaProducer(bootstrap_servers=self._servers, linger_ms=20)
+        began = time.monotonic()
+        while not self._is_stopping.wait(0.05):
+            for _ in range(int((time.monotonic() - began) * self._per_second) - self.sent):
+                user = "most" if self._chance.random() < 0.7 else f"u{self._chance.randrange(20)}"
+                value = json.dumps({"user": user, "amount": self.sent}).encode()
+                producer.send(SOURCE, key=user.encode(), value=value)
+                self.sent += 1
+        producer.flush()
+        producer.close()
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        self.join(30)
+
+
+@dataclass
+class ChainOutcome:
+    """What a run left."""
+
+    sent: int
+    lost: int
+    doubled: int
+    open_transactions: int
+    checked: Checked
+    crashes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both topics hold every number once; the cuts are asserted on the way."""
+        return not (self.lost or self.doubled or self.open_transactions)
+
+
+class ChainRun:
+    """Runs both jobs, each through crashes of its own, at the same time.
+
+    Parameters
+    ----------
+    directory
+        Emptied at the start, kept at the end: what went wrong is in the jobs' logs.
+    seed
+        Of the numbers and all moments.
+    """
+
+    def __init__(self, directory: Path, *, seed: int, per_second: float = 100.0) -> None:
+        self._directory, self._per_second = directory, per_second
+        self._chance = random.Random(seed)
+        self._starts = 0
+        self._began = time.monotonic()
+
+    def run(self, crashes: Mapping[str, Sequence[Crash]]) -> ChainOutcome:
+        """Crash, restart, crash, ...; at last stop both gracefully, and count."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir(parents=True)
+        with ExitStack() as stack:
+            broker = LocalBroker(self._directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+            servers = stack.enter_context(broker).bootstrap_servers
+            with KafkaAdmin(KafkaConnection(servers)) as admin:
+                for topic in (SOURCE, MIDDLE, OUT):
+                    admin.create_topic(topic, 2)
+            self._jobs = {role: self._job(role, servers) for role in (UPSTREAM, CHAINED)}
+            for job in self._jobs.values():
+                stack.callback(job.reap)
+            numbers = Numbers(servers, self._per_second, self._chance)
+            stack.callback(numbers.stop)
+            numbers.start()
+            lives = [self._life(role, crashes[role]) for role in self._jobs]
+            while lives:
+                lives = [life for life in lives if next(life, _OVER) is not _OVER]
+                time.sleep(0.05)
+            numbers.stop()
+            outcome = self._finish(servers, numbers.sent)
+        outcome.crashes = sum(map(len, crashes.values()))
+        outcome.seconds = round(time.monotonic() - self._began, 1)
+        return outcome
+
+    def _job(self, role: str, servers: str) -> JobProcess:
+        command = [
+            sys.executable, str(APP), "--role", role, "--directory", str(self._directory),
+            "--bootstrap-servers", servers,
+        ]  # fmt: skip
+        return JobProcess(command, _environment(), self._directory / f"{role}.log", self._chance)
+
+    # -- lives ----------------------------------------------------------------------------------
+    def _life(self, role: str, crashes: Sequence[Crash]) -> Iterator[str]:
+        """Take one job through its crashes; yields while it waits for something."""
+        for crash in crashes:
+            match crash:
+                case At():
+                    yield from self._let_it_kill_itself(role, crash)
+                case Shot():
+                    yield from self._shoot(role, crash)
+            print(f"{time.monotonic() - self._began:6.1f} s  {role}: {crash}", flush=True)
+        yield from self._next_checkpoint(role)
+
+    def _let_it_kill_itself(self, role: str, crash: At) -> Iterator[str]:
+        job = self._jobs[role]
+        if job.is_alive:
+            # Only a new process learns where to die: this follows a crash that the driver survived.
+            job.kill(Victim.DRIVER)
+        finds_dead = {FIND_DEAD_VARIABLE: "yes"} if crash.finds_dead else {}
+        self._start(role, **{KILL_AT_VARIABLE: crash.point}, **finds_dead)
+        yield from self._patiently(role, lambda: not job.is_alive, f"die at {crash.point}")
+        if job.status != -signal.SIGKILL:
+            raise job.failed(f"was to die at {crash}, but ended with status {job.status}")
+
+    def _shoot(self, role: str, crash: Shot) -> Iterator[str]:
+        yield from self._next_checkpoint(role)
+        moment = time.monotonic() + self._chance.uniform(0, 2)
+        yield from self._patiently(role, lambda: time.monotonic() > moment, "live for two seconds")
+        self._jobs[role].kill(crash.victim)
+
+    def _next_checkpoint(self, role: str) -> Iterator[str]:
+        if not self._jobs[role].is_alive:
+            self._start(role)
+        seen = self._receipts(role)
+        yield from self._patiently(role, lambda: self._receipts(role) > seen, "complete a checkpoint")
+
+    def _start(self, role: str, **extra: str) -> None:
+        self._starts += 1
+        mode = _MODES[self._starts % len(_MODES)]
+        self._jobs[role].start({MODE_VARIABLE: mode, KILL_AT_VARIABLE: "", **extra})
+
+    def _patiently(self, role: str, condition: Callable[[], bool], what: str) -> Iterator[str]:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            job = self._jobs[role]
+            if not job.is_alive and not condition():
+                raise job.failed(f"ended by itself with status {job.status}")
+            if time.monotonic() > deadline:
+                raise job.failed(f"did not {what} within {_PATIENCE_S:g} s")
+            yield role
+
+    def _receipts(self, role: str) -> int:
+        return len(list((self._directory / role / "checkpoints").glob("*/receipt.json")))
+
+    # -- counting -------------------------------------------------------------------------------
+    def _finish(self, servers: str, sent: int) -> ChainOutcome:
+        done = self._patiently(CHAINED, lambda: len(Topic.read(servers, OUT).content) >= sent, "read all")
+        for _ in done:
+            time.sleep(0.5)
+        for role in (UPSTREAM, CHAINED):
+            if self._jobs[role].terminate(_PATIENCE_S) != 0:
+                raise self._jobs[role].failed("was stopped gracefully and ended otherwise")
+            self._jobs[role].reap()
+        expected = Counter(range(sent))
+        found = [Topic.read(servers, topic).content for topic in (MIDDLE, OUT)]
+        chain = chain_in(self._directory, servers)
+        with TransactionClient(KafkaConnection(servers)) as client:
+            left = [
+                t
+                for job_dir in (chain.upstream_dir, chain.chained_dir)
+                for t in still_open(client, _uuid(job_dir))
+            ]
+        return ChainOutcome(
+            sent=sent,
+            lost=sum(sum((expected - content).values()) for content in found),
+            doubled=sum(sum((content - expected).values()) for content in found),
+            open_transactions=len(left),
+            checked=check_cuts(chain),
+        )
+
+
+def _uuid(job_dir: Path) -> JobUuid:
+    job = JobDir(LocalStore(job_dir)).known_uuid()
+    assert job is not None
+    return job
