@@ -10,9 +10,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
+from flinkish_spark.bridge.plan_layout import named_operator, named_scan
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
@@ -34,12 +36,26 @@ class KeyedInput:
         The records' fields.
     channels
         Upstream channels, each of which shows every barrier once.
+    source
+        Uid of the source whose records are in the first frame; None behind another operator.
+    seed
+        Key groups and their state, if the lineage begins with state of this operator.
     """
 
     frames: tuple[DataFrame, ...]
     schema: T.StructType
     channels: ExpectedChannels
     origins: Origins
+    source: str | None = None
+    seed: DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class KeyedPlan:
+    """The plan of an operator: control columns and the declared fields, and the types of its key."""
+
+    frame: DataFrame
+    key_types: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -54,12 +70,14 @@ class _Transport:
     mask_names: tuple[str, ...]
 
 
-def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> DataFrame:
-    """Return the operator's output: control columns and the declared fields."""
+def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> KeyedPlan:
+    """Return the operator's plan for a number of shuffle partitions."""
     routing = Routing(node.max_parallelism, partitions)
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in node.keys]
     transport = _transport(node, given, keys)
     rows = _routed(given, transport, keys, routing)
+    if given.seed is not None:
+        rows = _seeded(rows, given.seed, node.uid, routing)
     spec = KeyedOperatorSpec(
         uid=node.uid,
         function=node.function,
@@ -73,6 +91,7 @@ def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> DataFrame
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
         origins=given.origins,
+        state_column=None if given.seed is None else C.STATE,
     )
     returned = T.StructType(
         [
@@ -88,8 +107,11 @@ def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> DataFrame
     # A barrier's sequence is its checkpoint: one column less on the way through pandas.
     is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
     checkpoint = F.when(is_barrier, F.col(C.SEQUENCE)).otherwise(F.lit(0).cast("long"))
-    return applied.select(
+    frame = applied.select(
         C.KIND, checkpoint.alias(C.CHECKPOINT), C.CHANNEL, C.SEQUENCE, *_restored(node.output)
+    )
+    return KeyedPlan(
+        named_operator(frame, node.uid), tuple(kind.simpleString() for kind in transport.key_types)
     )
 
 
@@ -104,12 +126,36 @@ def _routed(given: KeyedInput, transport: _Transport, keys: Sequence[Column], ro
     if len(given.frames) == 2:
         records, barriers = given.frames
         routed = records.select(own_route.alias(C.ROUTE), C.CHANNEL, C.SEQUENCE, *payload)
-        return routed.unionByName(barriers.select(F.explode(all_barriers).alias(C.ROUTE), *barrier, *nothing))
+        spread = barriers.select(F.explode(all_barriers).alias(C.ROUTE), *barrier, *nothing)
+        return _named(routed, given.source).unionByName(named_scan(spread, ScanRole.BARRIERS))
     (both,) = given.frames
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     routes = F.when(is_record, F.array(own_route)).otherwise(all_barriers)
     place = F.when(is_record, F.col(C.SEQUENCE)).otherwise(F.col(C.CHECKPOINT))
-    return both.select(F.explode(routes).alias(C.ROUTE), C.CHANNEL, place.alias(C.SEQUENCE), *payload)
+    routed = both.select(F.explode(routes).alias(C.ROUTE), C.CHANNEL, place.alias(C.SEQUENCE), *payload)
+    return _named(routed, given.source)
+
+
+def _named(frame: DataFrame, source: str | None) -> DataFrame:
+    return frame if source is None else named_scan(frame, ScanRole.RECORDS, source)
+
+
+def _seeded(rows: DataFrame, seed: DataFrame, uid: str, routing: Routing) -> DataFrame:
+    """Send each key group its state, on a channel that is read before all others.
+
+    The columns stay in the plan for the life of the lineage; behind the first micro-batch they hold
+    nothing.
+    """
+    stands_for = {C.ROUTE: F.element_at(_int_array(routing.of_group), F.col("key_group") + 1)}
+    stands_for[C.CHANNEL] = F.lit(C.STATE_CHANNEL).cast("long")
+    stands_for[C.SEQUENCE] = F.col("key_group").cast("long")
+    nothing = [
+        stands_for.get(f.name, _send(F.lit(None).cast(f.dataType), f.dataType)).alias(f.name)
+        for f in rows.schema
+    ]
+    states = seed.select(*nothing, F.col("value").alias(C.STATE))
+    plain = rows.withColumn(C.STATE, F.lit(None).cast("binary"))
+    return plain.unionByName(named_scan(states, ScanRole.SEED, uid))
 
 
 def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> _Transport:

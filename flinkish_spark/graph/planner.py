@@ -11,14 +11,17 @@ output in the plan would run the operator twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.plan_layout import layout_of, named_chain, named_scan
 from flinkish_spark.errors import GraphError, SchemaError
+from flinkish_spark.graph.beginning import Beginning
+from flinkish_spark.graph.chains import chain_to
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
 from flinkish_spark.graph.stream_graph import (
@@ -29,12 +32,16 @@ from flinkish_spark.graph.stream_graph import (
     TransformNode,
 )
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
+from flinkish_spark.protocol.restoring import OperatorShape
+from flinkish_spark.protocol.scans import Chain, PlanLayout, ScanRole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.sinks.base import Sink
 
 Transform = Callable[[DataFrame], DataFrame]
+#: A lineage that no seed was made for.
+NOTHING = Beginning()
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
@@ -45,6 +52,8 @@ class RecordStream:
 
     Parameters
     ----------
+    source
+        Uid of the source.
     barriers
         Control columns of the barriers that belong to the records.
     channels
@@ -54,6 +63,7 @@ class RecordStream:
         them together, since it would see the barriers.
     """
 
+    source: str
     records: DataFrame
     origins: Origins
     barriers: DataFrame
@@ -110,10 +120,32 @@ class PlannedSink:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What the supervisor starts: one DataFrame and who takes which rows of it."""
+    """What the supervisor starts: one DataFrame and who takes which rows of it.
+
+    Parameters
+    ----------
+    chains
+        What it runs, in the order of the streams.
+    operators
+        The keyed operators in it by uid.
+    """
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
+    chains: tuple[Chain, ...] = ()
+    operators: Mapping[str, OperatorShape] = field(default_factory=dict)
+
+    def layout(self) -> PlanLayout:
+        """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
+        return layout_of(self.frame)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A part of the tagged union: the end of a chain."""
+
+    chain: Chain
+    stream: TaggedStream
 
 
 class Planner:
@@ -125,10 +157,19 @@ class Planner:
         File of the control source.
     partitions
         Spark's shuffle partitions, which are fixed for the life of the job's state.
+    beginning
+        What the live lineage began with.
     """
 
-    def __init__(self, spark: SparkSession, control_path: str, partitions: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        control_path: str,
+        partitions: int,
+        beginning: Beginning = NOTHING,
+    ) -> None:
         self._spark = spark
+        self._beginning = beginning
         self._control_path = control_path
         self._partitions = partitions
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
@@ -139,45 +180,51 @@ class Planner:
             F.lit(0).cast("long").alias(C.SEQUENCE),
         )
         self._has_one_source = False
-        self._planned: dict[int, PlannedStream] = {}
+        self._planned: dict[tuple[int, str], PlannedStream] = {}
+        self._operators: dict[str, OperatorShape] = {}
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
         # Several sources would each put a barrier into the micro-batch for which *they* saw the trigger.
         self._has_one_source = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
-        bases: list[tuple[object, TaggedStream]] = []
+        bases: list[_Base] = []
         sinks: list[PlannedSink] = []
         for node in graph.sinks:
-            self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent))
+            chain = chain_to(graph, node.parent)
+            self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent, chain), chain)
         for source in graph.sources:
-            for side in source.source.side_outputs(self._spark, source.uid, self._control_path):
-                letters = RecordStream(side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                self._add_sink(bases, sinks, side.uid, side.sink, letters)
+            for uid in source.source.side_uids(source.uid):
+                chain = Chain(source.uid, (), (uid,))
+                moved = self._beginning.positioned(source, chain)
+                for side in moved.side_outputs(self._spark, source.uid, self._control_path):
+                    letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
+                    self._add_sink(bases, sinks, side.uid, side.sink, letters, chain)
         union: DataFrame | None = None
-        for index, (_, stream) in enumerate(bases):
-            part = _tag(stream, index)
+        for index, base in enumerate(bases):
+            part = named_chain(_tag(base.stream, index), base.chain)
             union = part if union is None else union.unionByName(part, allowMissingColumns=True)
         assert union is not None
-        return PlannedJob(union, tuple(sinks))
+        return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators)
 
-    def stream(self, node: StreamNode) -> PlannedStream:
-        """Return the plan of one node."""
-        if id(node) not in self._planned:
-            self._planned[id(node)] = self._plan_node(node)
-        return self._planned[id(node)]
+    def stream(self, node: StreamNode, chain: Chain) -> PlannedStream:
+        """Return the plan of one node as a part of `chain`; chains that begin alike share it."""
+        known = id(node), self._beginning.label(chain)
+        if known not in self._planned:
+            self._planned[known] = self._plan_node(node, chain)
+        return self._planned[known]
 
-    def _plan_node(self, node: StreamNode) -> PlannedStream:
+    def _plan_node(self, node: StreamNode, chain: Chain) -> PlannedStream:
         if isinstance(node, SourceNode):
-            stream = self._plan_source(node)
+            stream = self._plan_source(node, chain)
             check_field_names(stream.schema, f"the source '{node.uid}'")
             return stream
         if isinstance(node, TransformNode):
-            parent = self.stream(node.parent)
+            parent = self.stream(node.parent, chain)
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, node.function))
             return _transform_records(parent, node.function)
         assert isinstance(node, KeyedNode)
-        parent = self.stream(node.parent)
+        parent = self.stream(node.parent, chain)
         if isinstance(parent, TaggedStream) and parent.transforms:
             raise GraphError(
                 f"operator '{node.uid}' follows a transform() behind another keyed operator",
@@ -189,22 +236,25 @@ class Planner:
             if parent.marked is not None and all(isinstance(key, str) for key in node.keys):
                 # An expression of the user's must not see barriers, which have no fields.
                 frames = (parent.marked,)
-            given = KeyedInput(frames, parent.schema, parent.channels, parent.origins)
+            given = KeyedInput(frames, parent.schema, parent.channels, parent.origins, parent.source)
         else:
             given = KeyedInput((parent.frame,), parent.schema, parent.channels, Origins())
-        frame = plan_keyed(node, given, self._partitions)
-        return TaggedStream(frame, node.output, frozenset(range(self._partitions)))
+        given = replace(given, seed=self._beginning.state_of(self._spark, node.uid, chain))
+        planned = plan_keyed(node, given, self._partitions)
+        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
+        return TaggedStream(planned.frame, node.output, frozenset(range(self._partitions)))
 
-    def _plan_source(self, node: SourceNode) -> RecordStream:
+    def _plan_source(self, node: SourceNode, chain: Chain) -> RecordStream:
         origins = Origins(node.source.topics)
-        marked = None
+        source, marked = self._beginning.positioned(node, chain), None
         if self._has_one_source:
-            marked = node.source.load_marked(self._spark, self._control_path)
+            marked = source.load_marked(self._spark, self._control_path)
         if marked is None:
-            records = node.source.load(self._spark, self._control_path)
-            return RecordStream(records, origins, self._barriers, SOURCE_CHANNELS)
+            records = source.load(self._spark, self._control_path)
+            return RecordStream(node.uid, records, origins, self._barriers, SOURCE_CHANNELS)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         return RecordStream(
+            node.uid,
             marked.where(is_record).drop(C.KIND, C.CHECKPOINT),
             origins,
             marked.where(~is_record).select(*C.CONTROL),
@@ -216,7 +266,8 @@ class Planner:
     def _with_barriers(stream: RecordStream) -> DataFrame:
         fields = [F.col(C.quoted(name)) for name in stream.schema.names]
         if stream.marked is not None:
-            return stream.marked.select(*C.CONTROL, *fields)
+            marked = stream.marked.select(*C.CONTROL, *fields)
+            return named_scan(marked, ScanRole.RECORDS, stream.source)
         records = stream.records.select(
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
@@ -224,25 +275,24 @@ class Planner:
             C.SEQUENCE,
             *fields,
         )
-        return records.unionByName(stream.barriers, allowMissingColumns=True)
+        named = named_scan(records, ScanRole.RECORDS, stream.source)
+        return named.unionByName(named_scan(stream.barriers, ScanRole.BARRIERS), allowMissingColumns=True)
 
     def _add_sink(
         self,
-        bases: list[tuple[object, TaggedStream]],
+        bases: list[_Base],
         sinks: list[PlannedSink],
         uid: str,
         sink: Sink,
         stream: PlannedStream,
+        chain: Chain,
     ) -> None:
-        base: object
-        if isinstance(stream, RecordStream):
-            tagged = TaggedStream(self._with_barriers(stream), stream.schema, stream.channels)
-            base = stream
-        else:
-            tagged, base = stream, stream.frame
-        index = next((i for i, (known, _) in enumerate(bases) if known is base), len(bases))
+        tagged = stream
+        if isinstance(tagged, RecordStream):
+            tagged = TaggedStream(self._with_barriers(tagged), tagged.schema, tagged.channels)
+        index = next((i for i, base in enumerate(bases) if base.chain == chain), len(bases))
         if index == len(bases):
-            bases.append((base, replace(tagged, transforms=())))
+            bases.append(_Base(chain, replace(tagged, transforms=())))
         schema = self._schema_after(tagged) if tagged.transforms else tagged.schema
         columns = tuple(f"s{index}_{i}" for i in range(len(tagged.schema)))
         fields = tuple(tagged.schema.names)
@@ -264,7 +314,8 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
     spark.dataSource.register(ControlSource)
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    stream = Planner(spark, "/nonexistent/no-control", partitions).stream(node)
+    chain = chain_to(graph, node)
+    stream = Planner(spark, "/nonexistent/no-control", partitions).stream(node, chain)
     if isinstance(stream, RecordStream):
         return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
     frame = stream.frame.where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)

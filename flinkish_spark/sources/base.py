@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.protocol.scans import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,11 +26,56 @@ class SideOutput:
     sink: Sink
 
 
+@dataclass(frozen=True)
+class SourceStart:
+    """Where a scan begins in a lineage that was seeded.
+
+    Parameters
+    ----------
+    position
+        As the source of the savepoint logged it.
+    folder
+        The lineage's own folder for what a source has to note about its beginning.
+    label
+        Tells this start from others of the same source in the same plan.
+    """
+
+    position: Position
+    folder: str
+    label: str
+
+
 class Source(ABC):
     """A replayable input. All methods are called on the driver, in the user's process."""
 
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
+    #: What its positions are positions in; part of savepoints.
+    kind: str = "dataframe"
+
+    @property
+    def is_positionable(self) -> bool:
+        """Whether :meth:`starting_at` makes it begin at a position of a savepoint."""
+        return False
+
+    def starting_at(self, start: SourceStart) -> Source:
+        """Return this source so that a query without a log begins at `start`.
+
+        Called by the planner, once per scan whose start differs, at each start of the query. Inputs
+        that the position does not name are read from their beginning: they were added since.
+        """
+        return self
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Raise InputLostError if input from a savepoint's position on is gone. Called before a restore."""
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return what the job recorded to know its input again, by name of the fact; for savepoints.
+
+        The names are those under which `JobDir.recorded_once` keeps the facts, so that a restored
+        job finds an input that was replaced.
+        """
+        return {}
 
     @property
     def needs_kafka_jars(self) -> bool:
@@ -80,6 +127,10 @@ class Source(ABC):
         """
         return None
 
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uids of :meth:`side_outputs`, without planning them."""
+        return ()
+
     def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
         """Return dead-letter streams, if the source has any."""
         return ()
@@ -123,3 +174,14 @@ class Source(ABC):
             With ``restartable`` set when the call should be repeated.
         """
         return {}
+
+    def lower_offsets(self, position: LoggedOffsets) -> None:
+        """Set what :meth:`commit_offsets` stored back to `position`, also downwards.
+
+        Called while an ordered rewind is carried out, with no query running; may be repeated.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """

@@ -24,9 +24,10 @@ from flinkish_spark.errors import (
 )
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
-from flinkish_spark.kafka.admin import unknown_topic
+from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.sources.base import SideOutput, Source
+from flinkish_spark.sources import kafka_upstream
+from flinkish_spark.sources.base import SideOutput, SourceStart
 from flinkish_spark.sources.json_records import (
     BAD_RECORD_MARKER,
     DROPPED_METRIC,
@@ -35,11 +36,13 @@ from flinkish_spark.sources.json_records import (
     json_schema,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_starts import StartsAtOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
+    from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
 
@@ -52,7 +55,7 @@ class StartingOffsets(enum.Enum):
 
 
 @dataclass(frozen=True, init=False)
-class KafkaSource(Source):
+class KafkaSource(StartsAtOffsets):
     """Read Kafka topics.
 
     Parameters
@@ -77,6 +80,9 @@ class KafkaSource(Source):
     reader
         ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
         barrier behind the records of every partition. Fixed for the life of a job_dir.
+    aligned_with
+        The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
+        :class:`~flinkish_spark.chaining.upstream.UpstreamJob`. May change from start to start.
 
     Notes
     -----
@@ -93,6 +99,8 @@ class KafkaSource(Source):
     options: Mapping[str, str] = field(default_factory=dict)
     reader_options: Mapping[str, str] = field(default_factory=dict)
     reader: Engine = Engine.JVM
+    aligned_with: UpstreamJob | None = None
+    _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
         self,
@@ -106,6 +114,7 @@ class KafkaSource(Source):
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
         reader: str | Engine = Engine.JVM,
+        aligned_with: UpstreamJob | None = None,
     ) -> None:
         if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
             raise ConfigError(
@@ -123,6 +132,8 @@ class KafkaSource(Source):
             ("options", dict(options or {})),
             ("reader_options", dict(reader_options or {})),
             ("reader", Engine.of(reader, "reader")),
+            ("aligned_with", aligned_with),
+            ("_start", None),
         ):
             object.__setattr__(self, name, content)
         for name in self.reader_options:
@@ -134,6 +145,7 @@ class KafkaSource(Source):
                 )
         if isinstance(value, Json):
             json_schema(value)
+        kafka_upstream.check_upstream(self.aligned_with, self.reader, self.has_side_outputs)
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -172,6 +184,7 @@ class KafkaSource(Source):
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the stream with fields, channel and offset."""
+        kafka_upstream.check_alone(self.aligned_with, control_path)
         return self._fields(self._raw(spark, control_path), (C.CHANNEL, C.SEQUENCE), None)
 
     def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
@@ -188,7 +201,13 @@ class KafkaSource(Source):
     def _fields(self, raw: DataFrame, kept: Sequence[str], is_barrier: Column | None) -> DataFrame:
         if isinstance(self.value, Raw):
             return raw
-        return decoded(raw, self.value, self.topics, kept, is_barrier)
+        # Two scans that begin at different places count apart what they drop.
+        names = self.topics if self._start is None else (*self.topics, self._start.label)
+        return decoded(raw, self.value, names, kept, is_barrier)
+
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uid of the dead-letter sink."""
+        return (f"{uid}-dead-letter",) if self.has_side_outputs else ()
 
     def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
@@ -206,7 +225,7 @@ class KafkaSource(Source):
             options=self.options,
             writer=self.reader,
         )
-        return (SideOutput(f"{uid}-dead-letter", bad, sink),)
+        return tuple(SideOutput(own, bad, sink) for own in self.side_uids(uid))
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
@@ -219,11 +238,10 @@ class KafkaSource(Source):
         earliest = -2
         wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.option("subscribe", ",".join(self.topics)).option("failOnDataLoss", "false")
-        reader = reader.option("kafka.isolation.level", "read_committed")
-        reader = reader.option("startingOffsets", json.dumps(wanted)).option(
-            "endingOffsets", json.dumps(ends)
-        )
+        reader = reader.options(subscribe=",".join(self.topics), failOnDataLoss="false")
+        reader = reader.options(startingOffsets=json.dumps(wanted), endingOffsets=json.dumps(ends))
+        skip = {} if self.reader is Engine.JVM else kafka_upstream.SKIP
+        reader = reader.options(**{"kafka.isolation.level": "read_committed", **skip})
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
@@ -238,7 +256,8 @@ class KafkaSource(Source):
         return frame.select(*_KAFKA_COLUMNS, self._channel(), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
-        frame = self._stream(spark, control_path, {CONTROL_PATH: control_path}).load()
+        upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
+        frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
@@ -248,11 +267,12 @@ class KafkaSource(Source):
 
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
         is_jvm = self.reader is Engine.JVM
-        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: str(Path(control_path).parent)}
+        folder = str(Path(control_path).parent) if self._start is None else self._start.folder
+        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **kafka_upstream.SKIP}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**defaults, **self.reader_options, **more})
         reader = reader.option("subscribe", ",".join(self.topics))
-        reader = reader.option("startingOffsets", self.starting_offsets.value)
+        reader = reader.option("startingOffsets", self.starting_at_offsets(self.starting_offsets.value))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
@@ -295,12 +315,21 @@ class KafkaSource(Source):
     # -- after the sinks ------------------------------------------------------------------------
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Commit the group's offsets, forward only."""
+        return self._store_offsets(position, OffsetDirection.FORWARD_ONLY)
+
+    def lower_offsets(self, position: LoggedOffsets) -> None:
+        """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""
+        self._store_offsets(position, OffsetDirection.REWIND)
+
+    def _store_offsets(
+        self, position: LoggedOffsets, direction: OffsetDirection
+    ) -> dict[str, Mapping[str, Mapping[str, int]]]:
         if not self.group_id:
             return {}
         offsets = position.kafka(frozenset(self.topics))
         flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
         try:
-            answer = self._admin.commit_offsets(self.group_id, flat)
+            answer = self._admin.commit_offsets(self.group_id, flat, direction)
         except InputLostError:
             answer = GroupCommit.UNCHANGED
         if answer is GroupCommit.ACTIVE_MEMBERS:

@@ -1,0 +1,339 @@
+"""From a confirmed checkpoint to a savepoint: read the keyed state from Spark's own checkpoint.
+
+Spark's state data source reads the state as it was behind one micro-batch, by the ids of the state
+files that commits/N names. It opens stores of its own, so the running query is not disturbed. The
+tasks that read write the files; the driver sees their names, sizes and digests only.
+
+State lies in folders numbered in the order of the operators in the plan; each value says whose it
+is, so a number that is not what the recorded layout says is found.
+Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files
+that nobody names; the next export to the same place removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.restoring import OperatorShape
+from flinkish_spark.protocol.savepoints import (
+    STATE_FOLDER,
+    OperatorState,
+    SavedChain,
+    SavepointMetadata,
+    SourceFacts,
+    StateFile,
+    check_groups,
+    state_path,
+)
+from flinkish_spark.protocol.scans import PlanLayout
+from flinkish_spark.runtime.columns import ROUTE
+from flinkish_spark.runtime.key_groups import Routing
+from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.runtime.state_codec import StateCodecError, describe_state
+from flinkish_spark.savepoints.errors import SavepointFailed
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.stream_graph import SourceNode
+    from flinkish_spark.job_dir import JobDir
+    from flinkish_spark.protocol.decisions import Decision
+
+_REPORT = "name STRING, rows INT, bytes LONG, sha256 STRING, states STRING, groups ARRAY<INT>"
+
+
+@dataclass(frozen=True)
+class ExportedState:
+    """State files below a folder, and the stored types of each operator's states."""
+
+    files: tuple[StateFile, ...]
+    states: Mapping[str, Mapping[str, str]]
+
+
+class _WriteStateFile:
+    """Runs in a task: writes the rows of one state store into a file, after checking each.
+
+    Parameters
+    ----------
+    name
+        Opens the names of the files.
+    operator
+        Uid of the operator whose state it must be.
+    group_of_route
+        The operator's key groups.
+    """
+
+    def __init__(self, folder: Path, name: str, operator: str, group_of_route: Mapping[int, int]) -> None:
+        self._folder, self._name, self._operator = str(folder), name, operator
+        self._group_of_route = dict(group_of_route)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        # An attempt of its own has a name of its own: a lost one leaves a file that nobody names.
+        name = f"{self._name}-{task.partitionId()}-{task.taskAttemptId()}"
+        states, found = dict[str, str](), list[int]()
+        writer: StateFileWriter | None = None
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            values = [bytes(value) for value in batch.column(1).to_pylist()]
+            for value in values:
+                states.update(self._checked(value))
+            groups = [self._group_of_route[route] for route in batch.column(0).to_pylist()]
+            writer = writer or StateFileWriter(Path(self._folder) / state_path(self._operator, name))
+            writer.write(groups, values)
+            found += groups
+        if writer is not None:
+            size, digest = writer.close()
+            row = [name, writer.rows, size, digest, json.dumps(states), found]
+            columns = dict(zip(_report_schema().names, ([value] for value in row), strict=True))
+            yield pa.RecordBatch.from_pydict(columns, schema=_report_schema())
+
+    def _checked(self, value: bytes) -> Mapping[str, str]:
+        """Return the stored types of a state value that is whole and the operator's."""
+        stored = describe_state(value)
+        if stored.owner != self._operator:
+            raise StateCodecError(f"state of {stored.owner!r} is where that of {self._operator!r} has to be")
+        return stored.types
+
+
+def _report_schema() -> pa.Schema:
+    text, number = pa.string(), pa.int32()
+    return pa.schema(
+        [
+            ("name", text),
+            ("rows", number),
+            ("bytes", pa.int64()),
+            ("sha256", text),
+            ("states", text),
+            ("groups", pa.list_(number)),
+        ]
+    )
+
+
+def export_state(
+    spark: SparkSession,
+    folder: Path,
+    checkpoint_location: Path,
+    decision: Decision,
+    operators: Mapping[str, OperatorShape],
+    layout: PlanLayout,
+    shuffle_partitions: int,
+) -> ExportedState:
+    """Write the keyed state of a decided checkpoint below ``<folder>/state/``.
+
+    Safe to repeat and to give up: the names of the files are new each time.
+
+    Parameters
+    ----------
+    spark
+        The job's session, or any other; settings are made in a session of its own.
+    folder
+        On a file system that driver and executors share.
+    checkpoint_location
+        Spark's checkpoint of the query.
+    decision
+        A COMMIT. Spark must still have the entries and the state of its micro-batch.
+    operators
+        Keyed operators of the job by uid.
+    layout, shuffle_partitions
+        With which the checkpoint was made.
+
+    Raises
+    ------
+    SavepointFailed
+        Spark cannot read the state, or it is not what it has to be.
+    """
+    numbers = operator_numbers(decision.commits_text)
+    if numbers != tuple(range(len(layout.operators))):
+        raise _unexpected(f"it has the operators {numbers}, and the plan has {len(layout.operators)}")
+    reader, token = spark.newSession(), uuid.uuid4().hex[:8]
+    files: list[StateFile] = []
+    states: dict[str, dict[str, str]] = {}
+    with query_conf(reader, shuffle_partitions):
+        # A state value is a whole key group: few at a time, or a batch outgrows what Arrow holds.
+        reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
+        for number, instance in enumerate(layout.operators):
+            groups = operators[instance.uid].max_parallelism
+            routes = Routing(groups, shuffle_partitions).of_group
+            by_route = {route: group for group, route in enumerate(routes)}
+            write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route)
+            state = reader.read.format("statestore").option("batchId", str(decision.batch))
+            state = state.option("operatorId", str(number))
+            try:
+                frame = state.load(str(checkpoint_location))
+                values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
+                reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
+            except Exception as error:
+                raise SavepointFailed(
+                    f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
+                    why=str(error)[:1_500],
+                    what_to_do="take another savepoint; the job is not affected",
+                ) from error
+            for report in reports:
+                states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
+            try:
+                check_groups(instance.uid, groups, [group for r in reports for group in r["groups"]])
+            except ValueError as error:
+                raise _unexpected(str(error)) from None
+            files += [
+                StateFile(instance.uid, instance.chain, r["name"], r["rows"], r["bytes"], r["sha256"])
+                for r in sorted(reports, key=lambda report: str(report["name"]))
+            ]
+    return ExportedState(tuple(files), states)
+
+
+def _unexpected(why: str) -> SavepointFailed:
+    return SavepointFailed(
+        "the state in Spark's checkpoint is not what it has to be",
+        why=why,
+        what_to_do="keep the job directory and report this",
+    )
+
+
+def operator_numbers(commits_text: str) -> tuple[int, ...]:
+    r"""Return Spark's numbers of the operators that have state, from a commits entry of format 2.
+
+    Examples
+    --------
+    >>> operator_numbers('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"1":[["a"]],"0":[["b"]]}}')
+    (0, 1)
+    """
+    body = json.loads(commits_text.strip().split("\n")[1])
+    return tuple(sorted(int(number) for number in body.get("stateUniqueIds") or {}))
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What of a job goes into its savepoints beside its state.
+
+    Parameters
+    ----------
+    name, uuid
+        Of the job.
+    planned
+        Its plan, under any number of partitions and any beginning.
+    sources
+        Nodes of its graph.
+    layout, shuffle_partitions
+        Of the lineage in which the checkpoint was taken.
+    """
+
+    name: str
+    uuid: JobUuid
+    planned: PlannedJob
+    sources: Sequence[SourceNode]
+    layout: PlanLayout
+    shuffle_partitions: int
+
+
+@dataclass(frozen=True)
+class SavepointHandle:
+    """A finished savepoint."""
+
+    path: Path
+    metadata: SavepointMetadata
+
+
+def export_savepoint(
+    spark: SparkSession,
+    target: Path,
+    decision: Decision,
+    checkpoint_location: Path,
+    facts: JobFacts,
+    job_dir: JobDir,
+    upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> SavepointHandle:
+    """Make a confirmed checkpoint a savepoint at `target`.
+
+    Called in a thread of the driver, while the query runs or after it ended; the caller sees to it
+    that Spark keeps the state of the checkpoint meanwhile. Repeating it after it was cut off is
+    safe, also from another process, and does nothing once the savepoint exists.
+
+    Parameters
+    ----------
+    target
+        The savepoint's own directory, absolute. May exist if it is empty or holds an export that
+        was given up.
+    upstream
+        By topic, the upstream job and its checkpoint that it is one cut with.
+
+    Raises
+    ------
+    SavepointFailed
+        Spark cannot read the state, or something else is at `target`.
+    StoreError
+        The place cannot be written.
+    """
+    place = SavepointDir(target)
+    known = place.finished_by(facts.uuid, decision.checkpoint)
+    if known is not None:
+        return SavepointHandle(target, known)
+    place.prepare()
+    planned, logged = facts.planned, LoggedOffsets.parse(decision.offsets_text).sources
+    positions = facts.layout.positions(logged)
+    exported = export_state(
+        spark,
+        target,
+        checkpoint_location,
+        decision,
+        planned.operators,
+        facts.layout,
+        facts.shuffle_partitions,
+    )
+    metadata = SavepointMetadata(
+        savepoint=uuid.uuid4().hex,
+        job=facts.name,
+        job_uuid=facts.uuid,
+        checkpoint=decision.checkpoint,
+        lineage=decision.lineage,
+        batch=decision.batch,
+        decided_at_ms=decision.decided_at_ms,
+        shuffle_partitions=facts.shuffle_partitions,
+        operators={
+            uid: OperatorState(shape.max_parallelism, shape.key_types, exported.states.get(uid, {}))
+            for uid, shape in planned.operators.items()
+        },
+        sources={
+            node.uid: SourceFacts(node.source.kind, node.source.identity(job_dir, node.uid))
+            for node in facts.sources
+        },
+        chains=tuple(SavedChain(chain, positions.get(chain.name)) for chain in planned.chains),
+        sinks=tuple(sink.uid for sink in planned.sinks),
+        hooks=dict(decision.hook_states),
+        finished=tuple(decision.finished),
+        upstream=dict(upstream),
+        files=exported.files,
+    )
+    sync_folders(target, exported.files)
+    # The savepoint exists from here on.
+    return SavepointHandle(target, place.finish(metadata))
+
+
+def sync_folders(root: Path, files: Collection[StateFile]) -> None:
+    """Make the names of state files durable; their content is already."""
+    folders = {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}
+    for folder in folders:
+        if folder.is_dir():
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

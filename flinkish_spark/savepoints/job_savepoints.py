@@ -1,0 +1,85 @@
+"""What the engine of a job needs of this package, in one object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.chaining.cuts import upstream_cut
+from flinkish_spark.errors import InternalError
+from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
+from flinkish_spark.savepoints.rescale import Rescaling
+from flinkish_spark.savepoints.seeds import SeedKeeper, beginning_of, recorded_layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.graph.beginning import Beginning
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.stream_graph import StreamGraph
+    from flinkish_spark.job_dir import JobDir
+    from flinkish_spark.protocol.decisions import Decision
+    from flinkish_spark.runtime.settings import JobSettings
+    from flinkish_spark.runtime.spark_log import SparkLog
+
+
+class JobSavepoints:
+    """Savepoints of a job, and what its lineages begin with.
+
+    Parameters
+    ----------
+    planned
+        The plan of the graph, under any beginning: what a preflight looked at will do.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: StreamGraph,
+        planned: PlannedJob,
+        settings: JobSettings,
+        job_dir: JobDir,
+    ) -> None:
+        self._spark, self._graph, self._planned = spark, graph, planned
+        self._settings, self._job_dir = settings, job_dir
+
+    def beginning(self) -> Beginning:
+        """Return what the live lineage begins with; asked before every planning."""
+        return beginning_of(self._job_dir, self._settings.root)
+
+    def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
+        """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
+        job = self._job_dir.known_uuid()
+        if job is None:
+            raise InternalError("a job without job.json has a checkpoint")
+        facts = JobFacts(
+            name=self._settings.name,
+            uuid=job,
+            planned=self._planned,
+            sources=self._graph.sources,
+            layout=recorded_layout(self._job_dir),
+            shuffle_partitions=self._settings.shuffle_partitions,
+        )
+        upstream = {
+            topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
+            for topic, cut in upstream_cut(decision.offsets_text).items()
+        }
+        return export_savepoint(
+            self._spark, Path(target), decision, log.location, facts, self._job_dir, upstream
+        )
+
+    def reseeding(self, log: SparkLog) -> Rescaling:
+        """Return what the recovery asks whether Spark's checkpoint has to begin anew."""
+        return Rescaling(
+            spark=self._spark,
+            planned=self._planned,
+            sources=self._graph.sources,
+            job_dir=self._job_dir,
+            root=self._settings.root,
+            log=log,
+            shuffle_partitions=self._settings.shuffle_partitions,
+        )
+
+    def keeper(self) -> SeedKeeper:
+        """Return who is told of confirmed checkpoints; new for every start of the query."""
+        return SeedKeeper(self._job_dir, self._settings.root, self.beginning())

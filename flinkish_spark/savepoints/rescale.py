@@ -1,0 +1,152 @@
+"""Another number of shuffle partitions: Spark's checkpoint begins anew from the newest checkpoint's state.
+
+Spark fixes the number for the life of a checkpoint. Its own repartition of a checkpoint
+(SPARK-54590) does not fit: it moves a key by the hash of what Spark groups by, which in our plans is
+a route, an integer chosen for one number of partitions; and it adds a micro-batch of its own to
+Spark's logs, which no staged file covers. So the state is exported like a savepoint's, by key group,
+and the next lineage begins with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import InternalError
+from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.restoring import begin_chain
+from flinkish_spark.protocol.savepoints import SavedChain, StateFile
+from flinkish_spark.protocol.scans import Position, ScanRole
+from flinkish_spark.protocol.seeding import Seed, SeededChain, SeedOrigin
+from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
+from flinkish_spark.savepoints.errors import RescaleRefused
+from flinkish_spark.savepoints.export import export_state, sync_folders
+from flinkish_spark.savepoints.restore import with_state_only
+from flinkish_spark.savepoints.seeds import beginning_of, recorded_layout, shuffle_partitions_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.stream_graph import SourceNode
+    from flinkish_spark.protocol.decisions import Decision
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """Carries a job over to another number of shuffle partitions; used by the recovery.
+
+    A :class:`~flinkish_spark.runtime.recovering.Reseeding`.
+
+    Parameters
+    ----------
+    planned
+        The plan of the graph, under any number of partitions and any beginning.
+    log
+        Spark's checkpoint.
+    shuffle_partitions
+        The number that the job has to run with.
+    """
+
+    spark: SparkSession
+    planned: PlannedJob
+    sources: Sequence[SourceNode]
+    job_dir: JobDir
+    root: Path
+    log: SparkLog
+    shuffle_partitions: int
+
+    def is_wanted(self, log_began_in: Lineage) -> bool:
+        """Whether the log runs with another number of partitions than the job is to have."""
+        runs_with = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
+        return runs_with is not None and runs_with != self.shuffle_partitions
+
+    def export(self, decision: Decision | None, lineage: Lineage) -> None:
+        """Write the seed that `lineage` begins with: the state and the positions of `decision`.
+
+        Raises
+        ------
+        RescaleRefused
+            A source cannot be told where to go on.
+        SavepointFailed
+            Spark cannot read the state.
+        """
+        self._check_sources()
+        # What is there is of a start that was cut off before the lineage began.
+        shutil.rmtree(self.root / seed_folder(lineage), ignore_errors=True)
+        seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
+        self.job_dir.write_seed(seed)
+
+    def _check_sources(self) -> None:
+        fixed = [node.uid for node in self.sources if not node.source.is_positionable]
+        if fixed:
+            now = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
+            raise RescaleRefused(
+                f"this job runs with {now} shuffle partitions and cannot change to {self.shuffle_partitions}",
+                why=f"its source '{fixed[0]}' is a DataFrame, which cannot be told where to go on",
+                what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
+                "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
+                uid=fixed[0],
+            )
+
+    def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
+        before = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
+        if before is None:
+            raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
+        folder = self.root / seed_folder(lineage)
+        layout = recorded_layout(self.job_dir)
+        exported = export_state(
+            self.spark, folder, self.log.location, decision, self.planned.operators, layout, before
+        )
+        sync_folders(folder, exported.files)
+        positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
+        chains = with_state_only(self._chains(positions), exported.files)
+        return self._seed(lineage, decision.checkpoint, chains, exported.files)
+
+    def _as_before(self, lineage: Lineage) -> Seed:
+        """Return the present log's beginning: nothing was decided in it."""
+        known = beginning_of(self.job_dir, self.root)
+        if known.seed is None:
+            return self._seed(lineage, CheckpointId(0), self._chains(self._first_positions()))
+        folder = self.root / seed_folder(lineage)
+        for file in known.seed.files:
+            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(known.folder / file.path, folder / file.path)
+        sync_folders(folder, known.seed.files)
+        # Also who owns the savepoint stays as it was: nothing was checkpointed since.
+        return replace(known.seed, lineage=lineage, shuffle_partitions=self.shuffle_partitions)
+
+    def _first_positions(self) -> dict[str, Position]:
+        """Return where Spark's own Kafka source began; other sources keep that themselves."""
+        folder = self.log.location / "sources"
+        if not folder.is_dir():
+            # The query was never started.
+            return {}
+        found: dict[str, Position] = {}
+        for number, scan in enumerate(recorded_layout(self.job_dir).scans):
+            path = folder / str(number) / "0"
+            if scan.role is ScanRole.RECORDS and path.is_file():
+                # A version, and behind it one line of JSON.
+                found[scan.chain] = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])
+        return found
+
+    def _chains(self, positions: Mapping[str, Position]) -> tuple[SeededChain, ...]:
+        saved = [SavedChain(chain, positions.get(chain.name)) for chain in self.planned.chains]
+        positionable = {node.uid for node in self.sources if node.source.is_positionable}
+        return tuple(begin_chain(chain, saved, positionable) for chain in self.planned.chains)
+
+    def _seed(
+        self,
+        lineage: Lineage,
+        checkpoint: CheckpointId,
+        chains: tuple[SeededChain, ...],
+        files: tuple[StateFile, ...] = (),
+    ) -> Seed:
+        origin, number = SeedOrigin.RESCALE, self.shuffle_partitions
+        return Seed(lineage, origin, "", checkpoint, number, chains, files=files)

@@ -1,0 +1,218 @@
+"""Preparing a new job directory with a savepoint.
+
+First everything is checked and nothing is written. Then, holding the job's lock: the savepoint is
+claimed if the user wants that, its state files are copied below ``seeds/0/``, and ``seed.json`` is
+written. With it the job is self-contained; it exists before job.json does, so a job that was meant
+to be restored never starts empty.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import JobDirError
+from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.restoring import (
+    JobShape,
+    Misfit,
+    Problem,
+    RestoreReport,
+    SourceShape,
+    begin_chain,
+    check_restore,
+)
+from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
+from flinkish_spark.protocol.seeding import ClaimMode, Seed, SeededChain, SeedOrigin
+from flinkish_spark.savepoints.errors import SavepointMisfit, SavepointNotFound
+from flinkish_spark.savepoints.export import sync_folders
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.settings import RestoreSettings
+
+if TYPE_CHECKING:
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.stream_graph import StreamGraph
+
+_OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
+_ADVICE = {
+    Misfit.OPERATOR_MISSING: "give the operator its uid again" + _OR_ALLOW,
+    Misfit.SOURCE_MISSING: "give the source its uid again" + _OR_ALLOW,
+    Misfit.INPUT_MISSING: "read it again" + _OR_ALLOW,
+    Misfit.HOOK_MISSING: "register the hook again" + _OR_ALLOW,
+    Misfit.MAX_PARALLELISM: "use the stored number: it is fixed for the life of the state",
+    Misfit.KEY_TYPE: "key by the stored type: other types have other key groups",
+    Misfit.SOURCE_KIND: "use the kind of source that the savepoint was taken with",
+    Misfit.NOT_POSITIONABLE: "make the DataFrame begin there, and say so: "
+    "unpositioned=UnpositionedSources.BEGIN_WHERE_THEY_ARE",
+    Misfit.CHAINS_JOINED: "leave operators and sinks on the streams that they were on",
+    Misfit.FINISHED_CHANGED: "leave its readers as they were, or give the source another uid",
+}
+
+
+def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
+    """Return what a savepoint has to fit."""
+    sources = {
+        node.uid: SourceShape(node.source.kind, node.source.is_positionable, frozenset(node.source.topics))
+        for node in graph.sources
+    }
+    return JobShape(planned.operators, sources, planned.chains, hooks)
+
+
+@dataclass(frozen=True)
+class Restore:
+    """One job's restore, at whatever start.
+
+    Parameters
+    ----------
+    settings
+        None for a start without a savepoint.
+    hooks
+        Names of the master hooks.
+    """
+
+    settings: RestoreSettings | None
+    graph: StreamGraph
+    planned: PlannedJob
+    job_dir: JobDir
+    root: Path
+    hooks: Collection[str] = ()
+
+    def check(self) -> str:
+        """Refuse what cannot be restored; write nothing. Called before the lock is taken and after.
+
+        Returns
+        -------
+        str
+            Name of the savepoint that the job begins, or began, with; empty for none.
+
+        Raises
+        ------
+        SavepointNotFound, CorruptObjectError, JobDirError
+            The savepoint, or the job directory, cannot be used.
+        SavepointMisfit
+            It does not fit the job.
+        InputLostError
+            Input that the job would need is gone.
+        """
+        begun, seed = self.job_dir.known_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
+        if self.settings is None:
+            if seed is not None and not begun:
+                raise self._refused(
+                    "was prepared for a restore and not started yet", "start it with the same restore"
+                )
+            return "" if seed is None else seed.savepoint
+        if seed is not None:
+            return self._check_same(seed, self.settings)
+        if begun:
+            raise self._refused(
+                "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
+            )
+        place = SavepointDir(self.settings.folder)
+        metadata = place.metadata()
+        self._fit(metadata, self.settings)
+        place.check_unclaimed(str(self.root))
+        place.check_files(self._files(metadata))
+        sources = {node.uid: node.source for node in self.graph.sources}
+        for begins in self._chains(metadata):
+            if begins.position is not None:
+                sources[begins.chain.source].check_start(begins.chain.source, begins.position)
+        return metadata.savepoint
+
+    def prepare(self, shuffle_partitions: int) -> str:
+        """Make the job directory begin with the savepoint; return its name as :meth:`check` does.
+
+        Called once per process, holding the lock, before job.json is written. Repeating it after it
+        was cut off is safe.
+        """
+        name = self.check()
+        if self.settings is None or self.job_dir.seed(FIRST_LINEAGE) is not None:
+            return name
+        place, folder = SavepointDir(self.settings.folder), self.root / seed_folder(FIRST_LINEAGE)
+        metadata = place.metadata()
+        report = self._fit(metadata, self.settings)
+        if self.settings.claim is ClaimMode.CLAIM:
+            place.claim(str(self.root))
+        # What is there is of a restore that was cut off.
+        shutil.rmtree(folder, ignore_errors=True)
+        files = self._files(metadata)
+        place.take(files, folder)
+        sync_folders(folder, files)
+        for node in self.graph.sources:
+            if node.uid in metadata.sources and node.source.is_positionable:
+                for fact, value in metadata.sources[node.uid].identity.items():
+                    self.job_dir.recorded_once(fact, value)
+        self.job_dir.write_seed(
+            Seed(
+                lineage=FIRST_LINEAGE,
+                origin=SeedOrigin.SAVEPOINT,
+                savepoint=metadata.savepoint,
+                checkpoint=metadata.checkpoint,
+                shuffle_partitions=shuffle_partitions,
+                chains=self._chains(metadata),
+                hooks={hook: metadata.hooks[hook] for hook in report.hooks},
+                finished=tuple(uid for uid in metadata.finished if uid in self.graph.uids()),
+                files=files,
+                claim=self.settings.claim,
+                path=str(self.settings.folder),
+            )
+        )
+        return name
+
+    def _fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
+        report = check_restore(metadata, job_shape(self.graph, self.planned, self.hooks), settings.rules)
+        if report.problems:
+            raise misfit_error(settings.folder, report.problems)
+        return report
+
+    def _files(self, metadata: SavepointMetadata) -> tuple[StateFile, ...]:
+        return tuple(file for file in metadata.files if file.operator in self.planned.operators)
+
+    def _chains(self, metadata: SavepointMetadata) -> tuple[SeededChain, ...]:
+        """Return how the chains of the job begin; operators without state have nothing to read."""
+        positionable = job_shape(self.graph, self.planned, self.hooks).positionable
+        begun = [begin_chain(chain, metadata.chains, positionable) for chain in self.planned.chains]
+        return with_state_only(begun, metadata.files)
+
+    def _check_same(self, seed: Seed, settings: RestoreSettings) -> str:
+        """Refuse a restore from another savepoint than the job began with."""
+        try:
+            same = SavepointDir(settings.folder).metadata().savepoint == seed.savepoint
+        except SavepointNotFound:
+            # A claimed one is deleted in time, and a user may delete what the job does not need.
+            same = str(settings.folder) == seed.path
+        if not same:
+            raise self._refused(
+                f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
+            )
+        return seed.savepoint
+
+    def _refused(self, what: str, to_do: str) -> JobDirError:
+        return JobDirError(
+            f"the job directory {self.root} {what}",
+            why="a job has one beginning, and goes on from its own checkpoints afterwards",
+            what_to_do=to_do,
+        )
+
+
+def misfit_error(folder: Path, problems: Collection[Problem]) -> SavepointMisfit:
+    """Return the error that names every reason."""
+    first = next(iter(problems))
+    reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in problems)
+    return SavepointMisfit(
+        f"the savepoint {folder} does not fit this job: {reasons}",
+        what_to_do=_ADVICE[first.misfit],
+        problems=tuple(problems),
+    )
+
+
+def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile]) -> tuple[SeededChain, ...]:
+    """Return the chains without the operators of which there is no state file."""
+    there = {(file.operator, file.chain) for file in files}
+    return tuple(
+        replace(chain, states={uid: name for uid, name in chain.states.items() if (uid, name) in there})
+        for chain in chains
+    )

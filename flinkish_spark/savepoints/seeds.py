@@ -1,0 +1,134 @@
+"""Which seed the live lineage began with, and when its files may go."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import CorruptObjectError, FlinkishError, JobDirError
+from flinkish_spark.graph.beginning import Beginning
+from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.scans import PlanLayout
+from flinkish_spark.protocol.seeding import ClaimMode, Seed
+from flinkish_spark.savepoints.files import SavepointDir
+
+if TYPE_CHECKING:
+    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.protocol.decisions import Decision
+
+LOG = logging.getLogger(__name__)
+#: In job.json: the savepoint that the job began with.
+RESTORED_FROM = "restored_from"
+
+
+def beginning_of(job_dir: JobDir, root: Path) -> Beginning:
+    """Return what the live lineage began with. Called before every planning, holding the lock.
+
+    Every lineage in which Spark's log began anew has a seed. A plain rewind goes on with the same log,
+    so it goes on with the same seed; a seed that a crash kept from being begun with does not count.
+
+    Raises
+    ------
+    CorruptObjectError
+        The log began with a seed and its record is gone.
+    """
+    origin = job_dir.history().log_began_in
+    seed = job_dir.seed(origin)
+    was_restored = (job_dir.known_settings() or {}).get(RESTORED_FROM)
+    if seed is None and (origin != FIRST_LINEAGE or was_restored):
+        raise CorruptObjectError(
+            f"the seed of lineage {origin} is gone from the job directory",
+            why="Spark's checkpoint cannot be read without it: it counts the sources of the plan",
+            what_to_do="restore seeds/ from a backup, or start a new job from a savepoint",
+        )
+    return Beginning() if seed is None else Beginning(seed, root / seed_folder(origin))
+
+
+def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
+    """Return with how many shuffle partitions the live lineage runs; None before the first start."""
+    if beginning.seed is not None:
+        return beginning.seed.shuffle_partitions
+    settings = job_dir.known_settings()
+    return None if settings is None else int(settings["shuffle_partitions"])
+
+
+def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
+    """Record the order of the plan's sources and operators; compare at every later start.
+
+    Spark's logs have no names. Without this record nothing could say later whose position and whose
+    state a checkpoint holds.
+
+    Raises
+    ------
+    JobDirError
+        The plan is another one than at the first start of this lineage.
+    """
+    now = planned.layout()
+    recorded = PlanLayout.from_json(job_dir.recorded_once(_layout_fact(job_dir), now.to_json()))
+    if recorded != now:
+        raise JobDirError(
+            "the job reads its sources in another way than when this job directory was begun",
+            why="Spark finds offsets and state by position in the plan, and the positions have changed",
+            what_to_do="undo the change, or restore a savepoint into a new job_dir",
+            recorded=recorded,
+            now=now,
+        )
+    return now
+
+
+def recorded_layout(job_dir: JobDir) -> PlanLayout:
+    """Return the layout of the live lineage's plan, as recorded.
+
+    Raises
+    ------
+    JobDirError
+        Nothing was recorded: an older version of this package began the lineage.
+    """
+    recorded = job_dir.recorded(_layout_fact(job_dir))
+    if recorded is None:
+        raise JobDirError(
+            "the job directory does not say in which order its sources are read",
+            why="it was begun by an older version",
+            what_to_do="start and stop the job once as it was",
+        )
+    return PlanLayout.from_json(recorded)
+
+
+def _layout_fact(job_dir: JobDir) -> str:
+    return f"layout-{job_dir.history().log_began_in}"
+
+
+class SeedKeeper:
+    """Lets go of what a lineage began with, once it can never begin again.
+
+    Parameters
+    ----------
+    beginning
+        Of the live lineage.
+    """
+
+    def __init__(self, job_dir: JobDir, root: Path, beginning: Beginning) -> None:
+        self._job_dir, self._root = job_dir, root
+        self._seed: Seed | None = beginning.seed
+
+    def confirmed(self, decision: Decision) -> None:
+        """Delete the seed's files behind the first confirmed checkpoint of its lineage.
+
+        Called after every receipt, and once after a recovery with the newest one; cheap after the
+        first time. From here on Spark's own checkpoint has the state, and the micro-batch that read
+        the seed can never run again. A savepoint that the job claimed goes too. Raises nothing: what
+        cannot be deleted now is tried again after the next start.
+        """
+        seed = self._seed
+        if seed is None or decision.lineage < seed.lineage:
+            return
+        self._seed = None
+        try:
+            for file in seed.files:
+                self._job_dir.store.delete(f"{seed_folder(seed.lineage)}/{file.path}")
+            if seed.claim is ClaimMode.CLAIM:
+                SavepointDir(Path(seed.path)).delete(str(self._root))
+        except FlinkishError as error:
+            LOG.warning("files of the seed are deleted later: %s", error)

@@ -1,0 +1,91 @@
+"""Parquet files of keyed state: rows of key group and state value, exactly as operators store it.
+
+Written in tasks, read in tasks and by whoever looks at a savepoint. A file holds the state of one
+operator; each value is checked when it is written and when it is read, and reading runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flinkish_spark.protocol.savepoints import StateFile
+
+#: Large offsets: one file may hold more than 2 GiB of values.
+STATE_SCHEMA = pa.schema([("key_group", pa.int32()), ("value", pa.large_binary())])
+#: Rows per row group and per batch that is read. A state value holds a whole key group, so a few are
+#: many megabytes already.
+ROWS_AT_ONCE = 16
+_CHUNK = 1 << 20
+
+
+class StateFileWriter:
+    """Writes one file; made by a task when it has its first row.
+
+    Parameters
+    ----------
+    path
+        New by construction: the name holds the task's attempt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._writer = pq.ParquetWriter(path, STATE_SCHEMA, compression="zstd")
+        self.rows = 0
+
+    def write(self, groups: list[int], values: list[bytes]) -> None:
+        """Add rows."""
+        batch = pa.record_batch(
+            [pa.array(groups, pa.int32()), pa.array(values, pa.large_binary())], STATE_SCHEMA
+        )
+        self._writer.write_batch(batch, row_group_size=ROWS_AT_ONCE)
+        self.rows += len(groups)
+
+    def close(self) -> tuple[int, str]:
+        """Make the file durable; return its size in bytes and its SHA-256."""
+        self._writer.close()
+        with open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+        return self._path.stat().st_size, sha256_of(self._path)
+
+
+def read_state(path: Path, file: StateFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a state file.
+
+    Raises
+    ------
+    ValueError
+        The file is not the one that `file` describes; message says how it differs.
+    OSError
+        It cannot be read.
+    """
+    size = path.stat().st_size
+    if size != file.size_bytes:
+        raise ValueError(f"{file.path} has {size} bytes instead of {file.size_bytes}")
+    rows = 0
+    try:
+        with pq.ParquetFile(path) as parquet:
+            if not parquet.schema_arrow.equals(STATE_SCHEMA):
+                raise ValueError(f"{file.path} has other columns than key_group and value")
+            for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
+                rows += batch.num_rows
+                yield batch
+    except pa.ArrowException as error:
+        raise ValueError(f"{file.path} is torn or altered: {error}") from error
+    if rows != file.rows:
+        raise ValueError(f"{file.path} has {rows} rows instead of {file.rows}")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hex digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,65 @@
+"""What a Kafka source needs to follow the checkpoints of the job that writes its topics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, UPSTREAM_KEY
+from flinkish_spark.drop_in import option_names as names
+from flinkish_spark.engines import Engine
+from flinkish_spark.errors import ConfigError, GraphError
+
+if TYPE_CHECKING:
+    from flinkish_spark.chaining.upstream import UpstreamJob
+    from flinkish_spark.sources.base import SourceStart
+
+#: Barrier records are no records of the stream, also of a job that does not follow them.
+SKIP = {names.BARRIER_RECORDS: "skip"}
+#: The control file of a plan that belongs to no job (`graph/planner.py`).
+_NO_CONTROL = "no-control"
+
+
+def check_upstream(upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool) -> None:
+    """Refuse settings of a source that cannot be aligned; called when the source is made."""
+    if upstream is None:
+        return
+    if reader is not Engine.PYTHON:
+        raise ConfigError(
+            "aligned_with needs the Python reader",
+            why="Spark's own Kafka source cannot stop at a barrier record",
+            what_to_do='add reader="python"',
+        )
+    if has_side_outputs:
+        raise ConfigError(
+            "aligned_with and a dead-letter topic are set for one source",
+            why="unreadable records are read by a second scan, which ends elsewhere than the cut",
+            what_to_do="choose OnBadRecord.FAIL or OnBadRecord.DROP",
+        )
+
+
+def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
+    """Refuse a plan in which other sources decide where barriers are; called by the planner."""
+    if upstream is not None and Path(control_path).name != _NO_CONTROL:
+        raise GraphError(
+            "a source with aligned_with is not the only source of its job",
+            why="each source would draw a checkpoint at a place of its own, and no cut would be one",
+            what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
+        )
+
+
+def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
+    """Return the options of the Python reader that make it follow the upstream job.
+
+    Parameters
+    ----------
+    start
+        Where the source begins in a lineage that was seeded: there it is between the same cuts.
+    """
+    if upstream is None:
+        return {}
+    position = {} if start is None else start.position
+    state = {k: v for k, v in position.items() if k in (UPSTREAM_KEY, CHANNEL_STATE_KEY)}
+    more = {names.UPSTREAM_START: json.dumps(state)} if state else {}
+    return {names.UPSTREAM: upstream.to_option(), **more}

@@ -1,0 +1,266 @@
+"""A savepoint's directory: whole or not, damaged, moved, claimed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flinkish_spark.errors import ConfigError, CorruptObjectError, JobDirError
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
+from flinkish_spark.savepoints.errors import (
+    SavepointClaimed,
+    SavepointDamaged,
+    SavepointFailed,
+    SavepointNotFound,
+)
+from flinkish_spark.savepoints.export import operator_numbers, sync_folders
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.settings import RestoreSettings
+from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter, read_state, sha256_of
+
+JOB = JobUuid("0" * 32)
+
+
+def write_file(root: Path, operator="totals", name="a-0", groups=range(40)) -> StateFile:
+    writer = StateFileWriter(root / f"state/{operator}/{name}.parquet")
+    numbers = list(groups)
+    for first in range(0, len(numbers), 7):
+        part = numbers[first : first + 7]
+        writer.write(part, [f"value {group}".encode() * 50 for group in part])
+    size, digest = writer.close()
+    return StateFile(operator, operator, name, len(numbers), size, digest)
+
+
+def metadata(*files: StateFile, checkpoint=7, job=JOB, name="a" * 32) -> SavepointMetadata:
+    operators = {file.operator: OperatorState(128, ("string",)) for file in files}
+    return SavepointMetadata(
+        name,
+        "orders",
+        job,
+        CheckpointId(checkpoint),
+        Lineage(0),
+        BatchId(3),
+        5,
+        2,
+        operators,
+        {},
+        (),
+        files=files,
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A finished savepoint."""
+    root = tmp_path / "savepoint"
+    SavepointDir(root).prepare()
+    SavepointDir(root).finish(metadata(write_file(root)))
+    return root
+
+
+# -- state files ------------------------------------------------------------------------------------
+
+
+def test_a_state_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    file = write_file(tmp_path)
+    path = tmp_path / file.path
+    rows = [row for batch in read_state(path, file) for row in batch.to_pylist()]
+    assert rows == [{"key_group": g, "value": f"value {g}".encode() * 50} for g in range(40)]
+    assert max(batch.num_rows for batch in read_state(path, file)) <= ROWS_AT_ONCE
+    assert sha256_of(path) == file.sha256
+
+
+def test_every_damage_to_a_state_file_is_found(tmp_path: Path) -> None:
+    file = write_file(tmp_path)
+    path = tmp_path / file.path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    with pytest.raises(ValueError, match="bytes instead of"):
+        list(read_state(path, file))
+    path.write_bytes(whole[:-8] + bytes(8))
+    with pytest.raises(ValueError, match="torn or altered"):
+        list(read_state(path, file))
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="has 40 rows instead of 41"):
+        list(read_state(path, replace(file, rows=41)))
+
+
+def test_another_parquet_file_is_no_state(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [1]}), path)
+    file = StateFile("totals", "totals", "x", 1, path.stat().st_size, "0")
+    with pytest.raises(ValueError, match="other columns"):
+        list(read_state(path, file))
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_path_is_refused_and_nothing_is_created(tmp_path: Path) -> None:
+    # behaviour 63
+    path = tmp_path / "nowhere"
+    with pytest.raises(SavepointNotFound, match="no such directory") as caught:
+        SavepointDir(path).metadata()
+    assert caught.value.what_to_do
+    assert not path.exists()
+
+
+def test_without_its_last_file_there_is_no_savepoint(place: Path) -> None:
+    (place / "savepoint.json").unlink()
+    with pytest.raises(SavepointNotFound, match=r"no savepoint\.json in it"):
+        SavepointDir(place).metadata()
+
+
+@pytest.mark.parametrize("cut", [0, 10, 150, -3])
+def test_a_torn_savepoint_json_is_an_error_and_never_taken_for_none(place: Path, cut: int) -> None:
+    whole = (place / "savepoint.json").read_bytes()
+    (place / "savepoint.json").write_bytes(whole[:cut])
+    with pytest.raises(CorruptObjectError, match="cannot be trusted"):
+        SavepointDir(place).metadata()
+
+
+def test_a_savepoint_of_a_newer_version_says_so(place: Path) -> None:
+    body = {**SavepointDir(place).metadata().to_json(), "version": 2}
+    (place / "savepoint.json").write_bytes(seal("savepoint", body))
+    with pytest.raises(JobDirError, match="version 2 of savepoints"):
+        SavepointDir(place).metadata()
+
+
+def test_a_moved_savepoint_is_the_same_savepoint(place: Path, tmp_path: Path) -> None:
+    # behaviour 64
+    moved = tmp_path / "elsewhere" / "copy"
+    moved.parent.mkdir()
+    place.rename(moved)
+    found = SavepointDir(moved).metadata()
+    SavepointDir(moved).check_files(found.files)
+    SavepointDir(moved).take(found.files, tmp_path / "job")
+    assert sha256_of(tmp_path / "job" / found.files[0].path) == found.files[0].sha256
+
+
+def test_files_that_are_missing_short_or_altered_are_refused(place: Path, tmp_path: Path) -> None:
+    found = SavepointDir(place).metadata()
+    path = place / found.files[0].path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
+    SavepointDir(place).check_files(found.files)
+    with pytest.raises(SavepointDamaged, match="checksum does not match"):
+        SavepointDir(place).take(found.files, tmp_path / "job")
+    path.write_bytes(whole[:50])
+    with pytest.raises(SavepointDamaged, match="50 bytes instead of"):
+        SavepointDir(place).check_files(found.files)
+    path.unlink()
+    with pytest.raises(SavepointDamaged, match="no such file"):
+        SavepointDir(place).check_files(found.files)
+
+
+def test_a_link_out_of_the_savepoint_is_refused(place: Path, tmp_path: Path) -> None:
+    found = SavepointDir(place).metadata()
+    path = place / found.files[0].path
+    outside = tmp_path / "outside.parquet"
+    path.rename(outside)
+    path.symlink_to(outside)
+    with pytest.raises(SavepointDamaged, match="leads out of the savepoint"):
+        SavepointDir(place).take(found.files, tmp_path / "job")
+
+
+def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp_path, monkeypatch) -> None:
+    # behaviour 22
+    found = SavepointDir(place).metadata()
+    target = tmp_path / "job" / found.files[0].path
+    SavepointDir(place).take(found.files, tmp_path / "job")
+    assert target.stat().st_nlink == 2
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("another device")))
+    SavepointDir(place).take(found.files, tmp_path / "job")
+    assert target.stat().st_nlink == 1
+    shutil.rmtree(place)
+    assert sha256_of(target) == found.files[0].sha256
+    sync_folders(tmp_path / "job", found.files)
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def test_an_export_that_is_repeated_finds_what_the_first_one_made(place: Path) -> None:
+    known = SavepointDir(place).finished_by(JOB, CheckpointId(7))
+    assert known == SavepointDir(place).metadata()
+    with pytest.raises(SavepointFailed, match="another savepoint"):
+        SavepointDir(place).finished_by(JOB, CheckpointId(8))
+    with pytest.raises(SavepointFailed, match="another savepoint"):
+        SavepointDir(place).finished_by(JobUuid("1" * 32), CheckpointId(7))
+    assert SavepointDir(place.parent / "new").finished_by(JOB, CheckpointId(7)) is None
+
+
+def test_leftovers_of_an_export_that_was_given_up_go_with_the_next(tmp_path: Path) -> None:
+    root = tmp_path / "savepoint"
+    SavepointDir(root).prepare()
+    write_file(root, name="given-up")
+    write_file(root, operator="gone", name="given-up")
+    SavepointDir(root).prepare()
+    SavepointDir(root).finish(metadata(write_file(root, name="b-0")))
+    assert [path.name for path in root.glob("state/*/*")] == ["b-0.parquet"]
+
+
+def test_of_two_exports_the_slower_one_gets_the_faster_ones_savepoint(place: Path) -> None:
+    slower = metadata(write_file(place, name="slower"), name="b" * 32)
+    assert SavepointDir(place).finish(slower).savepoint == "a" * 32
+    assert [path.name for path in place.glob("state/*/*")] == ["a-0.parquet"]
+
+
+def test_a_directory_with_something_else_in_it_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SavepointFailed, match=r"notes\.txt"):
+        SavepointDir(tmp_path).prepare()
+
+
+# -- ownership --------------------------------------------------------------------------------------
+
+
+def test_of_several_jobs_one_can_claim_a_savepoint(place: Path) -> None:
+    # behaviour 65
+    SavepointDir(place).check_unclaimed("/jobs/a")
+    SavepointDir(place).claim("/jobs/a")
+    SavepointDir(place).claim("/jobs/a")
+    with pytest.raises(SavepointClaimed, match="/jobs/a"):
+        SavepointDir(place).claim("/jobs/b")
+    with pytest.raises(SavepointClaimed, match="/jobs/a"):
+        SavepointDir(place).check_unclaimed("/jobs/b")
+    with pytest.raises(SavepointClaimed):
+        SavepointDir(place).delete("/jobs/b")
+    assert SavepointDir(place).metadata()
+
+
+def test_a_claimed_savepoint_is_deleted_whole_also_in_two_goes(place: Path) -> None:
+    SavepointDir(place).claim("/jobs/a")
+    (place / SavepointDir(place).metadata().files[0].path).unlink()
+    SavepointDir(place).delete("/jobs/a")
+    assert not place.exists()
+    SavepointDir(place).delete("/jobs/a")
+
+
+def test_what_somebody_else_put_there_stays(place: Path) -> None:
+    (place / "notes.txt").write_text("mine")
+    SavepointDir(place).claim("/jobs/a")
+    SavepointDir(place).delete("/jobs/a")
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+
+
+# -- small things -----------------------------------------------------------------------------------
+
+
+def test_a_relative_path_is_refused_and_a_file_url_understood() -> None:
+    with pytest.raises(ConfigError, match="absolute"):
+        RestoreSettings("savepoints/7")
+    assert RestoreSettings("file:///savepoints/7").folder == Path("/savepoints/7")
+
+
+def test_a_commits_entry_without_state_has_no_operators() -> None:
+    assert operator_numbers('v2\n{"nextBatchWatermarkMs":0}') == ()
+    assert operator_numbers('v2\n{"stateUniqueIds":null}') == ()
