@@ -1,0 +1,14 @@
+"""`flinkish`, the command line: look at a job's checkpoints, ask a running job, order a rewind.
+
+It reads and writes the job directory and nothing else: no Spark, no JVM, no broker, no code from a
+file. What it says to programs is in `docs/command-line.md` and stays as it is.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run `flinkish`; the process ends with one of :class:`~flinkish_spark.cli.exits.ExitStatus`."""
+    from flinkish_spark.cli.app import app
+
+    app(prog_name="flinkish")

@@ -1,0 +1,5 @@
+"""`python -m flinkish_spark.cli`, where the script `flinkish` is not on the PATH."""
+
+from flinkish_spark.cli import main
+
+main()

@@ -1,0 +1,195 @@
+"""Asking a running job: write the request, wait until it is taken, wait for the answer.
+
+The rules of the files are in `runtime/inbox.py`. A request that nobody takes is taken back, so
+"nobody took it" means that it will never happen; "no answer in time" does not.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.cli.exits import ExitStatus
+from flinkish_spark.cli.params import Job
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.runtime.inbox import KEPT_MS
+from flinkish_spark.runtime.outside_requests import (
+    Claim,
+    Claimant,
+    OutsideAnswer,
+    OutsideRequest,
+    RequestFiles,
+    RequestKind,
+    StopMode,
+)
+
+_POLL_MS = 100
+#: A running job takes a request within half a second; one that just starts or restarts needs longer.
+TAKEN_WITHIN_MS = 30_000
+
+assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
+
+
+class ReplyKind(enum.Enum):
+    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
+
+    COMPLETED = "COMPLETED"
+    REFUSED = "REFUSED"
+    ABORTED = "ABORTED"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    UNKNOWN = "UNKNOWN"
+    #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
+    NOT_TAKEN = "NOT_TAKEN"
+    #: The job took the request and has not answered in time: it may still be carried out.
+    NOT_ANSWERED = "NOT_ANSWERED"
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """Return the status with which the command ends."""
+        return _EXIT_STATUS[self]
+
+
+_EXIT_STATUS = {
+    ReplyKind.COMPLETED: ExitStatus.DONE,
+    ReplyKind.REFUSED: ExitStatus.NOT_DONE,
+    ReplyKind.ABORTED: ExitStatus.NOT_DONE,
+    ReplyKind.SAVEPOINT_FAILED: ExitStatus.NOT_DONE,
+    ReplyKind.UNKNOWN: ExitStatus.NO_ANSWER,
+    ReplyKind.NOT_TAKEN: ExitStatus.NO_ANSWER,
+    ReplyKind.NOT_ANSWERED: ExitStatus.NO_ANSWER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How asking ended.
+
+    Parameters
+    ----------
+    kind
+        See :class:`ReplyKind`.
+    checkpoint
+        The checkpoint that was taken for it; None if there was none, or nobody said.
+    reason
+        Why it was not completed, where the job gave a reason.
+    text
+        The reason in words; for a savepoint that is complete, where it is.
+    """
+
+    kind: ReplyKind
+    checkpoint: CheckpointId | None = None
+    reason: CheckpointFailureReason | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, answer: OutsideAnswer) -> Reply:
+        """Return the reply that the job gave."""
+        return cls(ReplyKind(answer.outcome.value), answer.checkpoint, answer.reason, answer.text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says."""
+        return {
+            "outcome": self.kind.value,
+            "checkpoint": None if self.checkpoint is None else int(self.checkpoint),
+            "reason": None if self.reason is None else self.reason.value,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
+
+    taken_within_ms: int
+    answered_within_ms: int
+
+    @classmethod
+    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+        """Return the patience of `--timeout-s`."""
+        timeout_ms = max(1, round(timeout_s * 1_000))
+        return cls(min(timeout_ms, taken_within_ms), timeout_ms)
+
+
+def ask(
+    job: Job,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait; whatever happens, the request's files are deleted in the end.
+
+    An interrupt (Ctrl-C) takes the request back if nobody has taken it yet.
+
+    Raises
+    ------
+    StoreError
+        The job directory cannot be written.
+    CorruptObjectError
+        The answer cannot be read.
+    """
+    owner = job.job_dir.newest_owner()
+    if owner.value == 0:
+        return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
+    name = uuid.uuid4().hex
+    request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
+    files = RequestFiles(job.job_dir, name)
+    files.create(request)
+    try:
+        return _wait(job, request, files, patience)
+    except KeyboardInterrupt:
+        taken_back = _take_back(request, files)
+        return _interrupted(taken_back)
+    finally:
+        files.delete()
+
+
+def _wait(job: Job, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
+    begin_ms, is_taken = job.clock.monotonic_ms(), False
+    while True:
+        answer = files.answer()
+        if answer is not None:
+            return Reply.of(answer)
+        waited_ms = job.clock.monotonic_ms() - begin_ms
+        is_taken = is_taken or files.claimed() is not None
+        if not is_taken and waited_ms >= patience.taken_within_ms:
+            if _take_back(request, files):
+                return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))
+            is_taken = True
+        if waited_ms >= patience.answered_within_ms:
+            return Reply(
+                ReplyKind.NOT_ANSWERED,
+                text=f"the job took the request and has not answered within {_seconds(waited_ms)}: "
+                "it may still be carried out; look at `flinkish checkpoints list` before you ask again",
+            )
+        job.clock.sleep_ms(_POLL_MS)
+
+
+def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
+    """Claim the request; return whether nobody else had."""
+    return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
+
+
+def _not_taken(job: Job, request: OutsideRequest, waited_ms: int) -> str:
+    newest = job.job_dir.newest_owner()
+    if newest != request.owner_epoch:
+        return f"the job was taken over by owner {newest} meanwhile; ask again"
+    return (
+        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
+        "the job does not run, or is starting"
+    )
+
+
+def _interrupted(taken_back: bool) -> Reply:
+    if taken_back:
+        return Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
+    text = "interrupted; the job has taken the request and carries it out"
+    return Reply(ReplyKind.NOT_ANSWERED, text=text)
+
+
+def _seconds(duration_ms: int) -> str:
+    return f"{duration_ms / 1_000:g} s"

@@ -1,0 +1,221 @@
+"""`flinkish rewind`: order a job to go back to a retained checkpoint.
+
+The order is an object in the job directory, and the next start of the query carries it out. A job
+that runs is told, so that it starts its query again. What became of the order is seen in the job
+directory and not in the answer: the process that takes it may end before it has carried it out.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from flinkish_spark.cli.asking import Patience, ReplyKind, ask
+from flinkish_spark.cli.checkpoint_views import CheckpointView, checkpoint_views
+from flinkish_spark.cli.exits import ExitStatus, complain, end_with
+from flinkish_spark.cli.params import Job, confirm, job_argument, json_option, timeout_option, yes_option
+from flinkish_spark.cli.replies import describe, print_json
+from flinkish_spark.cli.tables import UNKNOWN, local_time
+from flinkish_spark.protocol.decisions import RewindIntent
+from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import RewindOrder, Tables
+from flinkish_spark.protocol.statistics import CheckpointStatus
+from flinkish_spark.runtime.outside_requests import RequestKind
+from flinkish_spark.sealed_objects import SealedObjects
+
+#: A query that runs takes the request within half a second; one that starts finds the order itself.
+_TAKEN_WITHIN_MS = 5_000
+_POLL_MS = 100
+
+
+class OrderOutcome(enum.Enum):
+    """What became of an order."""
+
+    #: The job has gone back.
+    DONE = "DONE"
+    #: The job does not run; its next start carries the order out.
+    WAITS_FOR_START = "WAITS_FOR_START"
+    #: The job found that it cannot go back there; nothing was changed.
+    REFUSED = "REFUSED"
+    #: The job was told and has not finished in time; it goes on.
+    NOT_ANSWERED = "NOT_ANSWERED"
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """Return the status with which the command ends."""
+        if self is OrderOutcome.REFUSED:
+            return ExitStatus.NOT_DONE
+        return ExitStatus.NO_ANSWER if self is OrderOutcome.NOT_ANSWERED else ExitStatus.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReport:
+    """What became of an order, why, and which lineage it began."""
+
+    outcome: OrderOutcome
+    text: str
+    lineage: Lineage | None = None
+
+
+@click.command()
+@job_argument
+@click.argument("checkpoint", metavar="ID", type=click.IntRange(min=1))
+@click.option(
+    "--tables",
+    type=click.Choice([tables.value.lower() for tables in Tables]),
+    default=Tables.KEEP.value.lower(),
+    show_default=True,
+    help="Whether tables keep the rows that later checkpoints committed, or are restored, too.",
+)
+@yes_option
+@timeout_option
+@json_option
+def rewind(job: Job, checkpoint: int, tables: str, yes: bool, timeout_s: float, as_json: bool) -> None:
+    """Set a job back to checkpoint ID.
+
+    Its state and its input go back; every later checkpoint is left behind for good. A running job
+    is told and obeys at once, another one at its next start. Ask again to wait longer for an order
+    that was given before.
+    """
+    target, choice = CheckpointId(checkpoint), Tables(tables.upper())
+    owner, waiting = job.job_dir.newest_owner(), _same_order(job, target, choice)
+    left_behind = _left_behind(checkpoint_views(job, None), target)
+    if waiting is None:
+        _check(job, target)
+        confirm(_what_happens(job, target, choice, left_behind), "Go back?", yes, as_json)
+        waiting = _order(job, target, choice)
+    else:
+        complain(f"it was ordered before, at {local_time(waiting.ordered_at_ms)}; waiting for it")
+    report = _follow(job, waiting, owner, timeout_s)
+    if as_json:
+        print_json(_to_json(job, waiting, left_behind, report))
+    elif report.outcome.exit_status is ExitStatus.DONE:
+        click.echo(report.text)
+    else:
+        complain(report.text)
+    end_with(report.outcome.exit_status)
+
+
+# -- before -----------------------------------------------------------------------------------------
+def _same_order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder | None:
+    """Return the order that waits, if it is the same."""
+    order = job.job_dir.rewind_order()
+    return order if order is not None and (order.target, order.tables) == (target, tables) else None
+
+
+def _check(job: Job, target: CheckpointId) -> None:
+    """Refuse before anybody is asked to confirm."""
+    # Here and not above: with it comes Arrow, which other commands can do without.
+    from flinkish_spark.runtime.rewinding import RewindRefused, why_refused
+
+    why = why_refused(job.job_dir, job.pins(), target)
+    order = job.job_dir.rewind_order()
+    if not why and order is not None:
+        why = (
+            f"an order to go back to checkpoint {order.target} waits, and the next start carries it out; "
+            "give this one afterwards"
+        )
+    if why:
+        raise RewindRefused(
+            f"the job cannot go back to checkpoint {target}",
+            why=why,
+            what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
+            target=target,
+        )
+
+
+def _order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder:
+    from flinkish_spark.runtime.rewinding import order_rewind
+
+    return order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered by `flinkish rewind`")
+
+
+def _left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tuple[CheckpointId, ...]:
+    """Return the completed checkpoints that a rewind makes dead, as of now."""
+    return tuple(
+        view.checkpoint
+        for view in views
+        if view.checkpoint > target
+        and view.status is CheckpointStatus.COMPLETED
+        and view.superseded_by is None
+    )
+
+
+def _what_happens(
+    job: Job, target: CheckpointId, tables: Tables, left_behind: tuple[CheckpointId, ...]
+) -> str:
+    decision = job.job_dir.decision(target)
+    taken = UNKNOWN if decision is None else local_time(decision.decided_at_ms)
+    later = ", ".join(str(one) for one in left_behind) or "none so far"
+    rows = "keep rows that were committed since" if tables is Tables.KEEP else "become what they were then"
+    return "\n".join(
+        (
+            f"The job '{job.name}' goes back to checkpoint {target}, decided at {taken}:",
+            f"- completed checkpoints that are left behind for good: {later}",
+            "- state, and the positions of sources and consumer groups, become what they were then",
+            "- what was staged since the last checkpoint is given up",
+            f"- tables {rows}",
+            "- topics keep what was committed since: each record's header `flinkish-batch` tells readers",
+            "- savepoints stay",
+        )
+    )
+
+
+# -- after ------------------------------------------------------------------------------------------
+def _follow(job: Job, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
+    """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
+    patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
+    begin_ms = job.clock.monotonic_ms()
+    reply = ask(job, RequestKind.REWIND, patience, target=order.order_id)
+    told = reply.kind is ReplyKind.COMPLETED
+    while True:
+        closed = _closed(job, order)
+        if closed is not None:
+            return closed
+        # A job that found the order by itself takes no message while it goes back, and owns itself anew.
+        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
+            text = f"ordered: the next start goes back to checkpoint {order.target} ({reply.text})"
+            return OrderReport(OrderOutcome.WAITS_FOR_START, text)
+        if reply.kind is ReplyKind.REFUSED:
+            text = f"ordered, and the running job did not go back at once: {describe(reply)}"
+            return OrderReport(OrderOutcome.NOT_ANSWERED, f"{text}; its next start obeys")
+        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
+            heard = "the job has begun to obey" if told else describe(reply)
+            text = f"ordered, and not done within {timeout_s:g} s: {heard}; the order stays"
+            return OrderReport(OrderOutcome.NOT_ANSWERED, text)
+        job.clock.sleep_ms(_POLL_MS)
+
+
+def _closed(job: Job, order: RewindOrder) -> OrderReport | None:
+    """Return what became of an order; None while it waits or is being carried out."""
+    waiting = job.job_dir.rewind_order()
+    if waiting is not None and waiting.order_id == order.order_id:
+        return None
+    objects = SealedObjects(job.job_dir.store, "the job directory")
+    for number in sorted(objects.numbers("rewinds"), reverse=True):
+        intent = objects.read(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
+        if intent.order_id == order.order_id:
+            text = f"the job has gone back to checkpoint {order.target}: lineage {intent.lineage}"
+            return OrderReport(OrderOutcome.DONE, text, intent.lineage)
+    refused = objects.optional(f"orders/refused/{order.order_id}.json", "refused-order", dict)
+    why = "the order was taken back" if refused is None else str(refused.get("refused", ""))
+    text = f"the job cannot go back to checkpoint {order.target}: {why}"
+    return OrderReport(OrderOutcome.REFUSED, text)
+
+
+def _to_json(
+    job: Job, order: RewindOrder, left_behind: tuple[CheckpointId, ...], report: OrderReport
+) -> dict[str, Any]:
+    return {
+        **job.to_json(),
+        "outcome": report.outcome.value,
+        "text": report.text,
+        "order_id": order.order_id,
+        "checkpoint": int(order.target),
+        "tables": order.tables.value,
+        "left_behind": [int(one) for one in left_behind],
+        "lineage": None if report.lineage is None else int(report.lineage),
+    }

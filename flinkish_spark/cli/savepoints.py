@@ -1,0 +1,220 @@
+"""`flinkish savepoint`: take one, stop with one, find those that are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flinkish_spark.cli.asking import Patience, ask
+from flinkish_spark.cli.exits import ExitStatus, complain, end_with
+from flinkish_spark.cli.params import (
+    SAVEPOINT_FILE,
+    Job,
+    job_argument,
+    json_option,
+    target_argument,
+    timeout_option,
+)
+from flinkish_spark.cli.replies import print_json, report
+from flinkish_spark.cli.tables import local_time, print_line, print_table
+from flinkish_spark.errors import FlinkishError
+from flinkish_spark.protocol.savepoints import SavepointMetadata
+from flinkish_spark.runtime.outside_requests import RequestKind, StopMode
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.store import LocalStore
+
+_LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators", "claimed by")
+
+
+@click.group()
+def savepoint() -> None:
+    """Take savepoints of a running job, or look for them."""
+
+
+@savepoint.command("trigger")
+@job_argument
+@target_argument
+@timeout_option
+@json_option
+def trigger_savepoint(job: Job, target: str, timeout_s: float, as_json: bool) -> None:
+    """Ask a running job for a savepoint in the new directory TARGET, and wait until it is whole.
+
+    The job goes on. TARGET must be on a file system that driver and executors share.
+    """
+    _refuse_inside(job, target)
+    reply = ask(job, RequestKind.SAVEPOINT, Patience.of_seconds(timeout_s), target=target)
+    report(reply, {**job.to_json(), "target": target}, lambda r: _written(r.checkpoint, target), as_json)
+
+
+@savepoint.command("stop")
+@job_argument
+@target_argument
+@click.option(
+    "--suspend",
+    "stop_mode",
+    flag_value=StopMode.SUSPEND.value,
+    default=StopMode.SUSPEND.value,
+    help="The job may be started again from it and goes on as if nothing had been (the default).",
+)
+@click.option(
+    "--drain",
+    "stop_mode",
+    flag_value=StopMode.DRAIN.value,
+    help="The job ends for good: event time comes to its end before the savepoint.",
+)
+@timeout_option
+@json_option
+def stop_with_savepoint(job: Job, target: str, stop_mode: str, timeout_s: float, as_json: bool) -> None:
+    """Ask a running job to stop with a savepoint in the new directory TARGET.
+
+    Nothing behind the savepoint is committed. If it fails the job does not stop: it goes back to
+    its last checkpoint and runs on.
+    """
+    _refuse_inside(job, target)
+    mode = StopMode(stop_mode)
+    patience = Patience.of_seconds(timeout_s)
+    reply = ask(job, RequestKind.STOP_WITH_SAVEPOINT, patience, target=target, stop_mode=mode)
+    asked = {**job.to_json(), "target": target, "stop_mode": mode.value}
+    report(reply, asked, lambda r: f"{_written(r.checkpoint, target)}; the job stops", as_json)
+
+
+def _written(checkpoint: object, target: str) -> str:
+    return f"savepoint of checkpoint {checkpoint}: {target}"
+
+
+def _refuse_inside(job: Job, target: str) -> None:
+    if Path(target).resolve().is_relative_to(job.root.resolve()):
+        raise click.UsageError(f"{target} is inside the job directory, which savepoints outlive.")
+
+
+# -- looking for savepoints -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class FoundSavepoint:
+    """A directory with a savepoint.json.
+
+    Parameters
+    ----------
+    metadata
+        None if it cannot be read; `error` says why then.
+    claimed_by
+        The job directory that owns its files; empty if the user does.
+    """
+
+    path: Path
+    metadata: SavepointMetadata | None
+    claimed_by: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says; see `docs/command-line.md`."""
+        return {
+            "path": str(self.path),
+            "error": self.error,
+            "claimed_by": self.claimed_by,
+            "savepoint": None if self.metadata is None else _metadata_json(self.metadata),
+        }
+
+
+@savepoint.command("list")
+@click.argument(
+    "folders",
+    metavar="DIR...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@json_option
+def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the savepoints in and below directories, oldest first.
+
+    One whose description cannot be read is listed with the reason, and the exit status is 1 then.
+    State files are not looked at.
+    """
+    found = sorted(_found_below(folders), key=_when)
+    if as_json:
+        print_json({"savepoints": [one.to_json() for one in found]})
+    elif found:
+        print_table(_LIST, [_row(one) for one in found])
+    else:
+        print_line("no savepoints")
+    broken = [one for one in found if one.metadata is None]
+    for one in broken:
+        complain(one.error)
+    if broken:
+        end_with(ExitStatus.NOT_DONE)
+
+
+def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
+    seen = set()
+    for folder in folders:
+        for place, below, files in os.walk(folder.absolute(), onerror=_cannot_look):
+            if SAVEPOINT_FILE in files and place not in seen:
+                seen.add(place)
+                # What lies below belongs to it.
+                below.clear()
+                yield _read(Path(place))
+
+
+def _cannot_look(error: OSError) -> None:
+    complain(f"not everything was looked at: {error}")
+
+
+def _read(path: Path) -> FoundSavepoint:
+    # Here and not above: with it comes Arrow, which other commands can do without.
+    from flinkish_spark.savepoints.files import CLAIM_KEY, SavepointDir
+
+    objects = SealedObjects(LocalStore(path), f"the savepoint {path}")
+    try:
+        metadata = SavepointDir(path).metadata()
+        claim: Mapping[str, Any] = objects.optional(CLAIM_KEY, "claim", dict) or {}
+    except FlinkishError as error:
+        return FoundSavepoint(path, None, error=str(error))
+    return FoundSavepoint(path, metadata, str(claim.get("owner", "")))
+
+
+def _when(found: FoundSavepoint) -> tuple[int, str]:
+    return (0 if found.metadata is None else found.metadata.decided_at_ms), str(found.path)
+
+
+def _row(found: FoundSavepoint) -> tuple[object, ...]:
+    metadata = found.metadata
+    if metadata is None:
+        return (found.path, "cannot be read", *[None] * 6)
+    return (
+        found.path,
+        metadata.job,
+        int(metadata.checkpoint),
+        local_time(metadata.decided_at_ms),
+        metadata.rows,
+        metadata.size_bytes,
+        ", ".join(metadata.operators),
+        found.claimed_by,
+    )
+
+
+def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
+    """Return what programs are told of a savepoint: names and numbers, no states and no positions."""
+    return {
+        "savepoint": metadata.savepoint,
+        "job": metadata.job,
+        "job_uuid": str(metadata.job_uuid),
+        "checkpoint": int(metadata.checkpoint),
+        "lineage": int(metadata.lineage),
+        "batch": int(metadata.batch),
+        "decided_at_ms": metadata.decided_at_ms,
+        "shuffle_partitions": metadata.shuffle_partitions,
+        "operators": {uid: operator.to_json() for uid, operator in metadata.operators.items()},
+        "sources": {uid: source.kind for uid, source in metadata.sources.items()},
+        "sinks": list(metadata.sinks),
+        "hooks": sorted(metadata.hooks),
+        "finished": list(metadata.finished),
+        "upstream": dict(metadata.upstream),
+        "key_groups": metadata.rows,
+        "bytes": metadata.size_bytes,
+        "files": len(metadata.files),
+    }
