@@ -1,0 +1,217 @@
+"""Whoever starts drivers, sends them signals and asks them for checkpoints; and what faults do to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from flinkish_spark.errors import EnvironmentFault, JobDirError
+from flinkish_spark.job_dir import REWIND_ORDER_KEY, REWINDING, JobDir
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.runtime import rewinding
+from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.store import ObjectMissing
+from flinkish_spark.testing.simulation.clock import SimClock
+from flinkish_spark.testing.simulation.drivers import Driver, Outcome
+from flinkish_spark.testing.simulation.faults import FaultKind as K
+from flinkish_spark.testing.simulation.invariants import Invariants
+from flinkish_spark.testing.simulation.pins import SimPins
+from flinkish_spark.testing.simulation.rules import Rule
+from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process
+from flinkish_spark.testing.simulation.spark_files import SimSparkLog
+from flinkish_spark.testing.simulation.store_faults import SimStore
+from flinkish_spark.testing.simulation.world import World
+
+#: Virtual milliseconds, and steps, in which a job must come to its end once faults have stopped.
+_END_WITHIN_MS, _END_WITHIN_STEPS = 60_000, 12_000
+_POLL_MS = 10
+
+
+class Cluster:
+    """All drivers of a run."""
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        self._world, self._invariants = world, invariants
+        self.drivers: list[Driver] = []
+        self._lock_holder: list[Process] = []
+        self._is_start_due = False
+        world.strike = self._strike
+
+    # -- starting -------------------------------------------------------------------------------
+    def start(self, standby: Standby = Standby.REFUSE) -> Driver:
+        """Start a driver."""
+        driver = Driver(self._world, self._invariants, len(self.drivers) + 1, self._lock_holder, standby)
+        self.drivers.append(driver)
+        driver.process.on_death.append(self._look)
+        return driver
+
+    def start_later(self, delay_ms: int) -> None:
+        """Start one driver more, unless one is due already."""
+        if self._is_start_due:
+            return
+        self._is_start_due = True
+
+        def go() -> None:
+            self._is_start_due = False
+            if not self._world.scheduler.is_over:
+                self.start()
+
+        self._world.later(delay_ms, go)
+
+    def _look(self) -> None:
+        """Somebody has died: see that the job goes on."""
+        if not any(d.is_alive and not self._is_zombie(d) for d in self.drivers):
+            self.start_later(self._world.chance.choice((5, 40, 300)))
+
+    def _is_zombie(self, driver: Driver) -> bool:
+        return driver.process.stopped_until_us > self._world.scheduler.now_us or (
+            driver.process in self._invariants.epochs and not self._invariants.is_owner(driver.process)
+        )
+
+    @property
+    def owner(self) -> Driver | None:
+        """Return the living driver that owns the job."""
+        for driver in reversed(self.drivers):
+            if driver.is_alive and self._invariants.is_owner(driver.process):
+                return driver
+        return None
+
+    # -- faults ---------------------------------------------------------------------------------
+    def _victim(self) -> Driver | None:
+        living = [d for d in self.drivers if d.is_alive]
+        return self._world.chance.choice(living) if living else None
+
+    def _strike(self, kind: K) -> None:
+        driver, world = self._victim(), self._world
+        if driver is None:
+            return
+        world.note("struck", driver.process.name)
+        if kind is K.DRIVER_CRASH:
+            world.scheduler.kill(driver.process)
+        elif kind is K.JVM_CRASH:
+            world.scheduler.kill(driver.jvm)
+        elif kind is K.MACHINE_CRASH:
+            world.scheduler.kill(driver.jvm, driver.process)
+        elif kind is K.WALL_CLOCK_STEP:
+            driver.clock.wall_offset_ms += world.chance.choice((-86_400_000, -5_000, 3_600_000))
+        elif kind is K.STALLED_THREAD:
+            world.scheduler.pause(world.chance.choice((50, 400, 2_000)) * US_PER_MS)
+        else:
+            self._suspend(driver, kind)
+
+    def _suspend(self, driver: Driver, kind: K) -> None:
+        world = self._world
+        length_ms = world.chance.choice((100, 800, 4_000))
+        driver.process.stopped_until_us = world.scheduler.now_us + length_ms * US_PER_MS
+        if kind is K.ZOMBIE:
+            # Another machine is told that this one is gone.
+            self._lock_holder.clear()
+            self.start_later(world.chance.choice((0, 20, 100)))
+
+    # -- what people do -------------------------------------------------------------------------
+    def people(self) -> None:
+        """Ask for checkpoints, stop, cancel and go back, now and then; a thread of its own."""
+        world = self._world
+        while world.steps < world.scenario.chaos_steps:
+            world.scheduler.pause(world.chance.choice((20, 60, 150)) * US_PER_MS)
+            driver, action = self.owner, world.chance.random()
+            if driver is None or (action < 0.4 and not self._invariants.is_running):
+                continue
+            if action < 0.2:
+                driver.ask(CheckpointPurpose.USER)
+            elif action < 0.4:
+                driver.ask(CheckpointPurpose.SAVEPOINT)
+            elif action < 0.44:
+                world.note("people", f"stop {driver.process.name}")
+                driver.supervisor.stop_with_checkpoint()
+            elif action < 0.47:
+                driver.ask(CheckpointPurpose.FINAL_SAVEPOINT)
+            elif action < 0.49:
+                world.note("people", f"cancel {driver.process.name}")
+                driver.supervisor.cancel()
+            elif action < 0.52:
+                self.start(Standby.WAIT)
+            elif action < 0.58:
+                self._order_rewind()
+            elif action < 0.61:
+                # Who changes it stops the job first.
+                world.layout += 1
+                world.note("people", f"stop {driver.process.name} for layout {world.layout}")
+                driver.supervisor.stop_with_checkpoint()
+        self._bring_to_an_end()
+
+    def _order_rewind(self) -> None:
+        """Order the job to go back to some checkpoint, as the command line does."""
+        world, process = self._world, Process("cli")
+        complete = [d.checkpoint for d in self._invariants.ledger.complete()]
+        if not complete:
+            return
+        target = CheckpointId(world.chance.choice(complete[-4:]))
+        tables = world.chance.choice((Tables.KEEP, Tables.RESTORE))
+        store = SimStore(world, process, self._invariants.wrote, lambda process: False)
+        log = SimSparkLog(store, "spark/0", Path("/simulated/spark/0"))
+        clock = SimClock(world.scheduler, world.chance)
+        name = f"{world.chance.getrandbits(128):032x}"
+        world.note("people", f"order to go back to {target}, {tables.value}")
+        try:
+            with mock.patch("uuid.uuid4", lambda: SimpleNamespace(hex=name)):
+                rewinding.order_rewind(JobDir(store), SimPins(log), clock, target, tables, "simulated")
+        except (rewinding.RewindRefused, EnvironmentFault, JobDirError, ObjectMissing) as refused:
+            world.note("people", f"refused: {refused}")
+
+    # -- the end --------------------------------------------------------------------------------
+    def _bring_to_an_end(self) -> None:
+        """No more faults: the job must read all of its input, confirm it, and stop when told to."""
+        world = self._world
+        world.faults.end()
+        world.note("calm", "no more faults")
+        for driver in self.drivers:
+            driver.process.stopped_until_us = 0
+        deadline_us = world.scheduler.now_us + _END_WITHIN_MS * US_PER_MS
+        last_step = world.steps + _END_WITHIN_STEPS
+        self._look()
+
+        def wait() -> None:
+            world.scheduler.pause(_POLL_MS * US_PER_MS)
+            if world.is_refused:
+                world.scheduler.stop()
+            if world.scheduler.now_us > deadline_us or world.steps > last_step:
+                world.broken(Rule.NO_DEAD_END.name, self._where())
+                world.scheduler.check()
+
+        while True:
+            while not self._is_done():
+                wait()
+            owner = self.owner
+            while owner is None:
+                wait()
+                owner = self.owner
+            world.note("people", f"stop {owner.process.name} for good")
+            world.told_to_stop_us = world.scheduler.now_us
+            owner.supervisor.stop_with_checkpoint()
+            while owner.is_alive:
+                wait()
+            # A rewind that was ordered at the last moment takes its input back.
+            if owner.outcome is Outcome.DONE and self._is_done():
+                world.scheduler.stop()
+
+    def _is_done(self) -> bool:
+        """Whether all input is read and confirmed, and nothing is asked for any more."""
+        disk = self._world.disk
+        return (
+            self._world.input.committed == self._world.input.final
+            and not self._is_unconfirmed()
+            and REWIND_ORDER_KEY not in disk.objects
+            and all(f"rewinds/{key.rpartition('/')[2]}" in disk.objects for key in disk.list(REWINDING))
+        )
+
+    def _is_unconfirmed(self) -> bool:
+        commits = self._invariants.ledger.commits.values()
+        return any(not d.has_receipt for d in commits if not d.is_dead)
+
+    def _where(self) -> str:
+        ended = [f"{d.process.name} {d.error}" for d in self.drivers[-3:] if d.error is not None]
+        return f"input is done up to {self._world.input.committed}; last drivers: {ended}"

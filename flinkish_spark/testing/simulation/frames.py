@@ -1,0 +1,44 @@
+"""A micro-batch as the epoch writer is given it: rows and barriers in place of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flinkish_spark.graph.planner import PlannedSink
+from flinkish_spark.testing.simulation.input_topic import Row
+
+
+@dataclass(frozen=True)
+class SimFrame:
+    """Rows of one micro-batch.
+
+    Parameters
+    ----------
+    rows
+        What the operator emitted.
+    branches
+        Checkpoint ids of the barriers that each branch carries, by stream number.
+    job_step
+        Called at every step of a Spark job over it; raises where the job is cancelled or fails.
+    barriers
+        Those of the stream that was selected.
+    """
+
+    rows: tuple[Row, ...]
+    branches: tuple[tuple[int, ...], ...]
+    job_step: Callable[[str, str], None]
+    barriers: tuple[int, ...] = ()
+
+    def persist(self) -> SimFrame:
+        """Return the same rows."""
+        return self
+
+    def unpersist(self) -> SimFrame:
+        """Return the same rows."""
+        return self
+
+
+def select_rows(frame: SimFrame, planned: PlannedSink, streams: int) -> SimFrame:
+    """Stand in for `graph.planner.select_sink_rows`."""
+    return replace(frame, barriers=frame.branches[planned.stream])

@@ -1,0 +1,47 @@
+"""The job's input: partitions that grow, and the consumer group's offsets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flinkish_spark.testing.simulation.scenario import Scenario
+from flinkish_spark.testing.simulation.scheduler import US_PER_MS
+
+TOPIC, GROUP = "input", "simulated"
+
+
+class Row(NamedTuple):
+    """What the job makes of one record: how often its key was there, this one included."""
+
+    partition: int
+    offset: int
+    key: int
+    nth: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return where the record lies."""
+        return self.partition, self.offset
+
+
+class InputTopic:
+    """Records are numbered; their keys follow from their place."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        #: The group's offset by partition: everything below is done.
+        self.committed: dict[int, int] = {}
+
+    def end(self, partition: int, now_us: int) -> int:
+        """Return how many records a partition holds."""
+        there = 1 + now_us // (self._scenario.record_gap_ms * US_PER_MS) - 3 * partition
+        return max(0, min(self._scenario.records, there))
+
+    def key(self, partition: int, offset: int) -> int:
+        """Return a record's key."""
+        return (partition * 7 + offset * 5 + offset // 3) % self._scenario.keys
+
+    @property
+    def final(self) -> dict[int, int]:
+        """Return every partition's end once all is written."""
+        return dict.fromkeys(range(self._scenario.partitions), self._scenario.records)

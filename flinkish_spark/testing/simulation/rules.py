@@ -1,0 +1,47 @@
+"""The names of the invariants."""
+
+from __future__ import annotations
+
+import enum
+
+from flinkish_spark.testing.simulation.world import World
+
+
+class Rule(enum.Enum):
+    """Names of the invariants; the value says what must hold."""
+
+    DECISION_FIRST = "nothing is visible before its checkpoint is decided"
+    ONE_DECISION = "a committable is in one decision only"
+    DECISIONS_FOLLOW = "decisions cover the micro-batches one after the other, without a gap"
+    ROWS_STAGED_ONCE = "each row of a committed micro-batch is in exactly one committable per sink"
+    STATE_FOLLOWS = "the state goes on from the last decided checkpoint"
+    BARRIERS_COUNTED = "every sink showed the barrier on every channel before the decision"
+    BARRIERS_BOUND = "the barrier record of an aborted checkpoint is never visible"
+    ONE_UNCONFIRMED = "the next decision waits for the receipt of the one before"
+    RECEIPT_LAST = "a receipt means that everything of the checkpoint is committed"
+    NOTIFIED_LAST = "nobody hears of a complete checkpoint before its receipt"
+    OFFSETS_LAST = "group offsets are not ahead of what is visible"
+    IDS_RISE = "checkpoint ids rise and are never used again"
+    ONE_RETAINED = "the newest complete checkpoint stays"
+    NOTHING_REFERENCED = "nothing is deleted or aborted that somebody still needs"
+    ZOMBIE_HARMLESS = "a process that lost the job decides nothing"
+    REWIND_KEEPS = "a plain rewind removes nothing that is decided"
+    HOOKS_RESTORED = "a hook gets back what it gave for the checkpoint that the job starts from"
+    TABLE_RESTORED = "a rewind that restores tables takes back what was committed after its target"
+    ANSWERED = "whoever asked for a checkpoint is answered, once"
+    NO_SURPRISE = "a process ends only with an error that its surroundings caused"
+    NO_DEAD_END = "the job comes to its end once nothing fails any more"
+    EXACTLY_ONCE = "in the end each record is visible exactly once in every sink, with the right state"
+    NO_LEFTOVERS = "a stopped job leaves no open transaction behind"
+
+
+def require(world: World, holds: bool, rule: Rule, detail: str) -> None:
+    """End the run unless an invariant holds."""
+    if not holds and not world.scheduler.is_over:
+        world.broken(rule.name, f"{rule.value}: {detail}")
+
+
+def rule_table() -> str:
+    """Return the rules as a Markdown table; `docs/simulation.md` quotes it."""
+    rows = ["| invariant | what must hold |", "|---|---|"]
+    return "\n".join([*rows, *(f"| {rule.name} | {rule.value} |" for rule in Rule)])

@@ -1,0 +1,152 @@
+"""Everything outside the product that one run has: time, disk, brokers, input, processes, faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from flinkish_spark.testing.simulation.faults import FaultKind, FaultPlan
+from flinkish_spark.testing.simulation.input_topic import InputTopic
+from flinkish_spark.testing.simulation.memory_store import MemoryStore
+from flinkish_spark.testing.simulation.outputs import Broker, Table
+from flinkish_spark.testing.simulation.scenario import Scenario
+from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process, ProcessDied, Scheduler
+from flinkish_spark.testing.simulation.worker_pool import WorkerPool
+
+T = TypeVar("T")
+
+
+class InvariantBroken(AssertionError):
+    """The product did what it must never do; `rule` is the name of the invariant."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(rule, detail)
+        self.rule, self.detail = rule, detail
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.detail}"
+
+
+class World:
+    """One run's surroundings.
+
+    Parameters
+    ----------
+    scenario
+        What it is about.
+    pool
+        Real threads.
+    trace
+        Takes every event as a line of text; None to keep none.
+    """
+
+    def __init__(self, scenario: Scenario, pool: WorkerPool, trace: list[str] | None) -> None:
+        self.scenario, self.trace = scenario, trace
+        self.scheduler = Scheduler(self.stream("order"), pool)
+        self.faults = FaultPlan(self.stream("faults"), dict(scenario.weights), scenario.mean_fault_gap)
+        self.chance = self.stream("world")
+        self._latency = self.stream("latency").random
+        self.disk = MemoryStore()
+        self.broker, self.tables = Broker(), {uid: Table() for uid in scenario.sink_uids}
+        self.input = InputTopic(scenario)
+        self.steps = 0
+        #: What the next driver is started with; stands for the number of shuffle partitions.
+        self.layout = 1
+        #: Set once the job refuses to run over a damaged object, as it should.
+        self.is_refused = False
+        #: When the last owner was told to stop for good.
+        self.told_to_stop_us = 0
+        #: Does a fault of PROCESS_FAULTS; set by whoever owns the processes.
+        self.strike: Callable[[FaultKind], None] = lambda kind: None
+        #: What the running micro-batch has staged and no file names yet, by identity.
+        self.in_flight: set[int] = set()
+        #: What the master hook gave, by checkpoint id.
+        self.hook_states: dict[int, dict[str, int]] = {}
+        #: Whether a decision names something staged; set by whoever knows.
+        self.is_decided: Callable[[object], bool] = lambda staged: False
+
+    def stream(self, name: str) -> random.Random:
+        """Return chance that belongs to one purpose, so that others do not shift it."""
+        return random.Random(f"{self.scenario.seed}/{name}")
+
+    # -- what everything outside does first -----------------------------------------------------
+    def step(self, what: str, subject: object = "") -> None:
+        """Count an event, let a fault strike, let others run.
+
+        Raises
+        ------
+        ProcessDied
+            The calling process has died.
+        """
+        self.scheduler.check()
+        self.steps += 1
+        kind = self.faults.step()
+        if kind is not None:
+            self.faults.counts[kind] += 1
+            self.note("fault", kind.value)
+            self.strike(kind)
+        # Most operations are quick, some are slow.
+        self.scheduler.pause(int(self._latency() ** 4 * 6_000))
+        if self.trace is not None:
+            self.note(what, subject)
+
+    def note(self, what: str, subject: object = "") -> None:
+        """Write a line into the trace."""
+        scheduler = self.scheduler
+        thread = scheduler.current
+        if self.trace is not None and (thread is None or thread.process.is_alive):
+            who = "-" if thread is None else thread.name
+            self.trace.append(f"{scheduler.now_us / US_PER_MS:10.3f} ms  {who:34} {what:18} {subject}")
+
+    def struck(self, *kinds: FaultKind) -> FaultKind | None:
+        """Return which of these faults strikes here."""
+        kind = self.faults.any_of(*kinds)
+        if kind is not None:
+            self.note("fault", kind.value)
+        return kind
+
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Do something at a later time, by nobody; it must not wait."""
+        self.scheduler.call_at(self.scheduler.now_us + delay_ms * US_PER_MS, action)
+
+    # -- calls between processes ----------------------------------------------------------------
+    def call(self, process: Process, work: Callable[[], T], gone: Callable[[], BaseException]) -> T:
+        """Run `work` in another process, in the same thread, as a remote call does.
+
+        Raises
+        ------
+        BaseException
+            What `gone` makes, if the other process is or becomes dead.
+        """
+        thread = self.scheduler.current
+        assert thread is not None
+        caller = thread.process
+        if not process.is_alive:
+            raise gone()
+        thread.process = process
+        try:
+            self._wake_up(process)
+            return work()
+        except ProcessDied:
+            if _has_died(process) and not _has_died(caller):
+                raise gone() from None
+            raise
+        finally:
+            thread.process = caller
+            self.scheduler.check()
+            self._wake_up(caller)
+
+    def _wake_up(self, process: Process) -> None:
+        if process.stopped_until_us > self.scheduler.now_us:
+            self.scheduler.pause(0)
+
+    # -- rules ----------------------------------------------------------------------------------
+    def broken(self, rule: str, detail: str) -> None:
+        """End the run: an invariant does not hold."""
+        self.note("BROKEN", f"{rule}: {detail}")
+        self.scheduler.end(InvariantBroken(rule, detail))
+
+
+def _has_died(process: Process) -> bool:
+    return not process.is_alive
