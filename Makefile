@@ -29,7 +29,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit spark broker crash
 
-.PHONY: help setup jars shim demo test $(STAGES) chaos bench wheel clean
+.PHONY: help setup jars shim demo test $(STAGES) chaos simulate bench wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -67,23 +67,31 @@ types: $(VENV)/.stamp ## mypy --strict on the package
 
 unit: $(VENV)/.stamp ## seconds, no JVM
 	@tools/require.sh openssl
-	@$(PY) -m pytest tests/unit
+	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage run --source=flinkish_spark.protocol -m pytest tests/unit
+	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
 spark: setup ## local Spark sessions
 	@$(PY) -m pytest tests/spark
 
-# Half of these wait for brokers that come and go: they run beside those that keep Spark busy.
+# These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
+DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py)
 broker: setup ## a real Kafka broker
-	@log=$(BUILD)/broker-without-spark.log; \
-	$(PY) -m pytest tests/broker --jvm without > $$log 2>&1 & beside=$$!; \
-	status=0; $(PY) -m pytest tests/broker --jvm with || status=$$?; \
-	wait $$beside || status=$$?; cat $$log; exit $$status
+	@tools/lanes.sh $(BUILD)/lanes-broker \
+	    '$(PY) -m pytest tests/broker --jvm without' \
+	    '$(PY) -m pytest $(DOORS) --jvm with' \
+	    '$(PY) -m pytest tests/broker --jvm with $(DOORS:%=--ignore=%)'
 
+KILLS_OF_A_JOB := tests/crash/test_crash.py tests/crash/test_checker.py
 crash: setup ## kill -9 loops with exact counts
-	@$(PY) -m pytest tests/crash
+	@tools/lanes.sh $(BUILD)/lanes-crash \
+	    '$(PY) -m pytest $(KILLS_OF_A_JOB)' \
+	    '$(PY) -m pytest tests/crash $(KILLS_OF_A_JOB:%=--ignore=%)'
 
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7]
 	@$(PY) -m tests.crash.chaos $(RUN_ARGS)
+
+simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
+	@$(PY) -m flinkish_spark.testing.simulation --seeds $(or $(SEEDS),2000)
 
 bench: setup ## throughput beside Spark's own ways
 	@$(PY) -m tests.bench.run $(ARGS)

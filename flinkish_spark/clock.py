@@ -6,6 +6,7 @@ wall-clock times are only written down for people.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
@@ -22,6 +23,9 @@ class Clock(Protocol):
     def sleep_ms(self, duration_ms: int) -> None:
         """Wait."""
 
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        """Wait until `event` is set, at most `timeout_ms`; return whether it is."""
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -37,3 +41,7 @@ class SystemClock:
     def sleep_ms(self, duration_ms: int) -> None:
         """Sleep."""
         time.sleep(duration_ms / 1000)
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        """Wait for the event."""
+        return event.wait(timeout_ms / 1000)

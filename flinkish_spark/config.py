@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.coordination import CoordinationRules
+from flinkish_spark.protocol.limits import Limit, checked_limit, checked_whole
+from flinkish_spark.protocol.retention import CheckpointRetention
+from flinkish_spark.protocol.trigger import FinishedParticipants
 
 
 def require_positive(name: str, value: int) -> None:
@@ -19,9 +24,18 @@ def require_positive(name: str, value: int) -> None:
         )
 
 
+class CheckpointingMode(enum.Enum):
+    """How exactly the barriers of one checkpoint must agree."""
+
+    #: Every barrier is seen exactly once, in one micro-batch; otherwise the checkpoint is declined.
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    #: Branches may show a barrier in different micro-batches; the last one completes the checkpoint.
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """When checkpoints are taken and how long they may last.
+    """When checkpoints are taken, how long they may last, and which are kept.
 
     Parameters
     ----------
@@ -32,16 +46,30 @@ class CheckpointConfig:
         the next one.
     min_pause_ms
         Least time between the end of one checkpoint and the next periodic trigger; 0 for none.
+        Savepoints and checkpoints by hand do not wait for it.
+    max_concurrent
+        Most checkpoints in flight, from the trigger to the receipt. With 2 or more the next one is
+        triggered while the sinks still commit.
+    tolerable_failures
+        How many checkpoints in a row may fail before the job is restarted; `UNLIMITED` for any
+        number. What counts is said in `CheckpointFailureReason`.
     restart_budget_ms
         How long the job may be down with data staged but not decided. A Kafka sink's transaction
         timeout must be at least ``interval_ms + restart_budget_ms``.
     retained
-        How many confirmed checkpoints keep their metadata.
+        How many confirmed checkpoints can be gone back to; the newest is always kept.
+    retention
+        What becomes of them when the job is cancelled. Savepoints are never deleted.
+    mode
+        Exactly once, unless the branches of a job are so uneven that checkpoints are declined.
+        Sinks commit exactly once in either mode.
+    finished
+        Whether checkpoints go on when sources have come to their end.
 
     Raises
     ------
     ConfigError
-        A value is not positive.
+        A value is out of range.
 
     Examples
     --------
@@ -54,9 +82,41 @@ class CheckpointConfig:
     min_pause_ms: int = 0
     restart_budget_ms: int = 120_000
     retained: int = 50
+    max_concurrent: int = 1
+    tolerable_failures: Limit = 10
+    retention: CheckpointRetention = CheckpointRetention.RETAIN_ON_CANCELLATION
+    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    finished: FinishedParticipants = FinishedParticipants.ALLOWED
 
     def __post_init__(self) -> None:
-        for name in ("interval_ms", "timeout_ms", "restart_budget_ms", "retained"):
+        for name in ("interval_ms", "timeout_ms", "restart_budget_ms", "retained", "max_concurrent"):
             require_positive(name, getattr(self, name))
-        if not isinstance(self.min_pause_ms, int) or self.min_pause_ms < 0:
-            raise ConfigError(f"min_pause_ms is {self.min_pause_ms!r}", what_to_do="set it to 0 or more")
+        try:
+            checked_whole("min_pause_ms", self.min_pause_ms, least=0)
+            checked_limit("tolerable_failures", self.tolerable_failures, least=0)
+        except ValueError as error:
+            raise ConfigError(str(error), what_to_do="give a number, or UNLIMITED for the failures") from None
+        for name, kind in (
+            ("retention", CheckpointRetention),
+            ("mode", CheckpointingMode),
+            ("finished", FinishedParticipants),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}", what_to_do=f"use one of {[str(k) for k in kind]}"
+                )
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether barriers that do not add up decline a checkpoint."""
+        return self.mode is CheckpointingMode.EXACTLY_ONCE
+
+    def rules(self) -> CoordinationRules:
+        """Return what the coordinator's rules need of this."""
+        return CoordinationRules(
+            interval_ms=self.interval_ms,
+            min_pause_ms=self.min_pause_ms,
+            timeout_ms=self.timeout_ms,
+            max_concurrent=self.max_concurrent,
+            finished=self.finished,
+        )

@@ -1,72 +1,57 @@
-"""The checkpoint coordinator: read facts, let the protocol decide, persist, then act.
+"""The checkpoint coordinator: take messages, let the protocol decide, carry its effects out.
 
-One thread of the user's process, one loop. It triggers, counts barriers, waits for commits/N,
-decides, and has the decision finished; the next checkpoint is decided only after the receipt of
-this one. Made anew for every start of the query, from what the recovery found.
+One thread of the user's process with a mailbox. The rules are in
+:mod:`flinkish_spark.protocol.coordination`; initialising a checkpoint and completing one run in
+threads of their own and report here. Made anew for every start of the query, from what the
+recovery found.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from flinkish_spark.clock import Clock
-from flinkish_spark.config import CheckpointConfig
-from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers
-from flinkish_spark.protocol.checkpoint import CheckpointEvent, CheckpointState, PendingCheckpoint
+from flinkish_spark.answers import Asked, CheckpointAnswer
+from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.protocol import coordination as P
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
-from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.records import Committable, StagedBatch
-from flinkish_spark.protocol.trigger import JobPhase, TriggerFacts, TriggerReason, decide_trigger
-from flinkish_spark.runtime.blocks import BlockPool
-from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
-from flinkish_spark.runtime.control_source import ControlFile
-from flinkish_spark.runtime.epoch_writer import AdmissionGate
-from flinkish_spark.runtime.ownership import Ownership
-from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog
-from flinkish_spark.runtime.steps import Observer, Step
-from flinkish_spark.sinks.base import Committer
-from flinkish_spark.store import CreateResult
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.failures import FailureManager, FailureVerdict
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.requests import CheckpointRequest, Urgency
+from flinkish_spark.protocol.trigger import JobPhase, ParticipantStatus, Schedule
+from flinkish_spark.runtime.barrier_counter import BarrierCounter, BarriersDoNotAddUp
+from flinkish_spark.runtime.completion import Completion, DecisionRefused, StagedDataDied, decision_of
+from flinkish_spark.runtime.coordinator_parts import (
+    BACKLOG_LIMIT,
+    BACKLOG_TRIGGER,
+    FINAL_PAUSE_MS,
+    LEAVES_WORK,
+    CoordinatorParts,
+    StopFailed,
+    TooManyCheckpointFailures,
+)
+from flinkish_spark.runtime.exporting import SavepointExports
+from flinkish_spark.runtime.initialising import Initialisation
+from flinkish_spark.runtime.mailbox import Delivery, Mailbox
+from flinkish_spark.runtime.spark_log import COMMITS
+from flinkish_spark.runtime.steps import Step
+from flinkish_spark.runtime.threads import RunningThread
+from flinkish_spark.runtime.workers import Workers
 
 LOG = logging.getLogger(__name__)
-_TICK_SECONDS = 0.02
-#: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
-#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
-BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
+_TICK_MS = 20
 
 
-class StagedDataDied(EnvironmentFault):
-    """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
-
-    restartable = True
+def _nobody(answer: CheckpointAnswer) -> None:
+    """Take an answer that nobody waits for."""
 
 
-@dataclass(frozen=True)
-class CoordinatorParts:
-    """What the coordinator works with."""
-
-    config: CheckpointConfig
-    clock: Clock
-    job_dir: JobDir
-    ownership: Ownership
-    log: SparkLog
-    control: ControlFile
-    confirmation: Confirmation
-    committers: Mapping[str, Committer]
-    channels: Mapping[str, ExpectedChannels]
-    uids: tuple[str, ...]
-    blocks: BlockPool
-    gate: AdmissionGate
-    observer: Observer
-    on_confirmed: Callable[[Decision, Receipt], None]
-
-
-class CheckpointCoordinator(threading.Thread):
+class CheckpointCoordinator:
     """Runs until :meth:`stop`, or until :attr:`failure` is set.
 
     Parameters
@@ -78,260 +63,336 @@ class CheckpointCoordinator(threading.Thread):
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
-        super().__init__(name="flinkish-coordinator", daemon=True)
         self._parts = parts
-        self._staged: queue.SimpleQueue[StagedBatch] = queue.SimpleQueue()
-        self._undecided = list(kept)
-        self._pending: PendingCheckpoint | None = None
-        self._requested = 1 if kept else 0
-        self._phase = JobPhase.STARTING
-        known = parts.job_dir.decided_ids()
-        self._next_id = known[-1].next() if known else CheckpointId(1)
-        self._last_trigger_ms = self._last_end_ms = parts.clock.monotonic_ms()
-        self._stop_requested = threading.Event()
-        self._final_wanted = threading.Event()
+        self._mailbox = Mailbox()
+        self._undecided: tuple[StagedBatch, ...] = tuple(kept)
+        self._failures = parts.failures
+        self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
+        self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
+        self._has_backlog_request = False
+        self._final_again_ms: int | None = None
+        self._stopping = threading.Event()
         self.final_confirmed = threading.Event()
-        self._final_id = CheckpointId(0)
         self.failure: BaseException | None = None
+        self._workers = Workers(parts.threads, self._fail)
+        #: A copy for other threads.
+        self._needs_micro_batches = False
+        self._exports = SavepointExports(parts.write_savepoint)
+        self._thread: RunningThread | None = None
+        self._state = P.Coordination(
+            parts.config.rules(),
+            (*self._counter.participants, *parts.hooks.participants()),
+            self._first_id(),
+            parts.clock.monotonic_ms(),
+        )
+        self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
+        self._initialisation = Initialisation(parts.job_dir, parts.ownership, parts.clock, parts.hooks)
+
+    def _first_id(self) -> CheckpointId:
+        # The history knows ids that the store refused to take a record of.
+        return max([self._parts.tracker.highest, *self._parts.job_dir.decided_ids()]).next()
 
     # -- called by other threads ----------------------------------------------------------------
-    def on_staged(self, staged: StagedBatch) -> None:
+    def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:
         """Take note of a staged micro-batch; called by the epoch writer."""
-        self._staged.put(staged)
+        self._mailbox.put(lambda: self._note(staged, sync_ms))
 
     def must_wait(self) -> bool:
         """Whether to hold back a micro-batch: too many are undecided, and it can carry no barrier.
 
-        While a barrier is on its way nothing is held back, or the checkpoint that would clear the
-        backlog could never complete.
+        While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held
+        back: that checkpoint could never complete.
         """
-        pending = self._pending
-        awaits_barrier = pending is not None and pending.state is CheckpointState.TRIGGERED
-        staged = len(self._undecided) + self._staged.qsize()
-        return staged >= BACKLOG_LIMIT and not awaits_barrier and self.failure is None
+        staged = len(self._undecided) + len(self._mailbox)
+        return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
 
-    def trigger_final(self) -> None:
-        """Take one more checkpoint and hold back everything behind its barrier."""
-        self._final_wanted.set()
+    def ask(self, asked: Asked) -> None:
+        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's.
+
+        Behind the barrier of a final one every micro-batch is held back.
+        """
+        message = partial(self._ask, asked.purpose, asked.urgency, asked.target, asked.on_answer)
+        if self._mailbox.put(message) is Delivery.CLOSED:
+            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Switch the timer on or off; requests by hand still work."""
+        self._mailbox.put(lambda: self._carry_out(self._state.on_schedule(schedule)))
+
+    def start(self) -> None:
+        """Start the loop in a thread of its own."""
+        self._thread = self._parts.threads.start("flinkish-coordinator", self.run)
 
     def stop(self) -> None:
         """End the loop after the step at hand; what is decided stays decided."""
-        self._stop_requested.set()
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
+        if self._thread is not None:
+            self._thread.join()
 
     @property
     def is_stopping(self) -> bool:
         """Whether :meth:`stop` was called."""
-        return self._stop_requested.is_set()
+        return self._stopping.is_set()
+
+    @property
+    def exporting(self) -> frozenset[CheckpointId]:
+        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
+        return self._exports.running
+
+    @property
+    def failures(self) -> FailureManager:
+        """What failed so far; the next start goes on counting."""
+        return self._failures
 
     # -- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
         """Tick until stopped; an error ends the loop and is left in :attr:`failure`."""
-        self._phase = JobPhase.RUNNING
         try:
-            while not self._stop_requested.is_set():
+            if not self._stopping.is_set():
+                self.begin()
+            while not self._stopping.is_set() and self.failure is None:
                 self.tick()
-                self._stop_requested.wait(_TICK_SECONDS)
-        except Interrupted:
-            LOG.info("the coordinator was interrupted; the next start finishes the decided checkpoint")
+                self._parts.clock.wait(self._stopping, _TICK_MS)
         except BaseException as error:
-            self.failure = error
+            self._fail(error)
         finally:
-            self._phase = JobPhase.STOPPED
+            self._end()
+
+    def begin(self) -> None:
+        """Take requests from now on; kept micro-batches are checkpointed at once."""
+        running = dict.fromkeys(self._parts.uids, ParticipantStatus.RUNNING)
+        self._state.on_phase(JobPhase.RUNNING, running)
+        if self._undecided:
+            self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def tick(self) -> None:
         """Do everything that can be done now."""
-        while not self._staged.empty():
-            self._note(self._staged.get())
-        self._advance()
-        self._expire()
-        self._trigger()
-
-    def _note(self, staged: StagedBatch) -> None:
-        self._undecided.append(staged)
-        pending = self._pending
-        if pending is None or pending.checkpoint not in staged.checkpoints:
+        self._mailbox.read(self._fail)
+        if self.failure is not None:
             return
-        if pending.state is not CheckpointState.TRIGGERED:
-            raise InternalError(f"barrier {pending.checkpoint} came again in micro-batch {staged.batch}")
-        report = count_barriers(pending.checkpoint, staged.acks, self._parts.channels)
-        if report.alignment is Alignment.ALIGNED:
-            self._pending = pending.acknowledged_by(staged.batch)
+        for pending in self._state.awaiting_log:
+            if pending.batch is not None and self._parts.log.read(COMMITS, pending.batch) is not None:
+                self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
+                self._carry_out(self._state.on_commit_log(pending.checkpoint))
+        self._carry_out(self._state.on_time(self._parts.clock.monotonic_ms()))
+        if self._final_again_ms is not None and self._parts.clock.monotonic_ms() >= self._final_again_ms:
+            self._final_again_ms = None
+            self._ask(CheckpointPurpose.FINAL)
+        if len(self._undecided) >= BACKLOG_TRIGGER and not self._has_backlog_request:
+            self._has_backlog_request = True
+            self._ask(CheckpointPurpose.FOLLOW_UP)
+
+    def _end(self) -> None:
+        """Let what was begun come to its end, and leave nobody without an answer."""
+        self._stopping.set()
+        failed = self.failure is not None
+        reason = Reason.TASK_FAILED if failed else Reason.JOB_STOPPED
+        # This order matters: from here on nothing starts, so what is read below only ends things.
+        ended = self._state.on_stop(reason, "the job failed" if failed else "the job was stopped")
+        for effect in ended:
+            # Their ids are sealed by the next start, which may not be ours.
+            if isinstance(effect, P.Refuse):
+                self._answer(effect.request, CheckpointAnswer.refused(effect.reason))
+            elif isinstance(effect, P.Abort):
+                self._parts.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._workers.join()
+        while self._mailbox:
+            # What was being decided is finished by now; a savepoint of it is written, too.
+            self._mailbox.read(self._fail)
+            self._workers.join()
+        self._mailbox.close()
+        self._mailbox.read(self._fail)
+        for pending in self._state.open:
+            self._answer(pending.request, CheckpointAnswer.left_to_next_start(pending.checkpoint))
+        for number in tuple(self._answers):
+            self._answers.pop(number)(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+
+    # -- messages -------------------------------------------------------------------------------
+    def _ask(
+        self,
+        purpose: CheckpointPurpose,
+        urgency: Urgency = Urgency.NORMAL,
+        target: str = "",
+        on_answer: Callable[[CheckpointAnswer], None] | None = None,
+    ) -> None:
+        now_ms = self._parts.clock.monotonic_ms()
+        request = self._state.new_request(purpose, now_ms, urgency, target)
+        if on_answer is not None:
+            self._answers[request.number] = on_answer
+        self._carry_out(self._state.on_request(request, now_ms))
+
+    def _note(self, staged: StagedBatch, sync_ms: int) -> None:
+        self._undecided = (*self._undecided, staged)
+        for checkpoint in sorted(staged.checkpoints):
+            if self._state.awaits(checkpoint):
+                self._parts.tracker.staged(checkpoint, staged, sync_ms)
+                self._count(checkpoint, staged)
+
+    def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
+        now_ms = self._parts.clock.monotonic_ms()
+        try:
+            participants = self._counter.count(checkpoint, staged)
+        except BarriersDoNotAddUp as error:
+            reason = Reason.BARRIERS_DO_NOT_ADD_UP
+            self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
         else:
-            self._abort(CheckpointEvent.DECLINED, report.detail)
+            self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
-    def _advance(self) -> None:
-        """Wait for commits/N, then decide and finish."""
-        pending = self._pending
-        if pending is None or pending.batch is None:
+    # -- effects --------------------------------------------------------------------------------
+    def _carry_out(self, effects: Sequence[P.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case P.Initialise(checkpoint, request):
+                    self._parts.tracker.triggered(checkpoint, request)
+                    # Not among those that are waited for at the end: a user's hook may hang.
+                    self._workers.begin_unawaited(
+                        f"initialise-{checkpoint}", partial(self._initialise, effect)
+                    )
+                case P.Offer(checkpoint, request):
+                    self._offer(checkpoint, request)
+                case P.Decide(checkpoint, batch):
+                    pending = next(one for one in self._state.open if one.checkpoint == checkpoint)
+                    batches = tuple(s for s in self._undecided if s.batch <= batch)
+                    decision = decision_of(pending, batches, self._parts)
+                    self._workers.begin(f"complete-{checkpoint}", partial(self._complete, decision))
+                case P.Abort():
+                    self._abort(effect)
+                case P.Refuse(request, reason):
+                    LOG.info("a %s checkpoint is refused: %s", request.purpose.value, reason.text)
+                    if request.number in self._answers:
+                        self._parts.tracker.refused()
+                    self._answer(request, CheckpointAnswer.refused(reason))
+                case P.Completed():  # _finished tells whoever asked
+                    pass
+        self._needs_micro_batches = self._state.needs_micro_batches
+
+    def _initialise(self, effect: P.Initialise) -> None:
+        """In a thread of its own: give the id its record, call the hooks, report."""
+        checkpoint, clock = effect.checkpoint, self._parts.clock
+        outcome = self._initialisation.run(checkpoint, effect.request.purpose)
+        if outcome.reason is None:
+            self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, outcome.hooks)))
             return
-        if pending.state is CheckpointState.ACKNOWLEDGED:
-            if self._parts.log.read(COMMITS, pending.batch) is None:
-                return
-            self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
-            self._pending = pending = pending.on(CheckpointEvent.COMMIT_LOG_READ)
-        if pending.state is CheckpointState.LOGGED:
-            assert pending.batch is not None
-            decision = self._decision(pending, pending.batch)
-            if self._all_alive(decision):
-                self._complete(decision)
-
-    def _decision(self, pending: PendingCheckpoint, batch: BatchId) -> Decision:
-        parts = self._parts
-        offsets, commits = parts.log.read(OFFSETS, batch), parts.log.read(COMMITS, batch)
-        if offsets is None or commits is None:
-            raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
-        batches = tuple(s for s in self._undecided if s.batch <= batch)
-        return Decision(
-            pending.checkpoint,
-            Verdict.COMMIT,
-            parts.ownership.epoch,
-            parts.clock.wall_ms(),
-            lineage=batches[-1].lineage,
-            batches=batches,
-            offsets_text=offsets,
-            commits_text=commits,
-            uids=parts.uids,
+        reason, text = outcome.reason, outcome.text
+        self._mailbox.put(
+            lambda: self._carry_out(self._state.on_declined(checkpoint, reason, text, clock.monotonic_ms()))
         )
 
-    def _all_alive(self, decision: Decision) -> bool:
-        """Check every committable right before the decision: a rewind is cheaper than a replay."""
-        for uid, committer in self._parts.committers.items():
-            committables = [c for _, c in decision.committables_of(uid)]
-            if not committables:
-                continue
-            try:
-                dead = committer.why_dead(committables)
-            except EnvironmentFault as fault:
-                if not fault.restartable:
-                    raise
-                LOG.warning("checkpoint %s waits for sink '%s': %s", decision.checkpoint, uid, fault)
-                return False
-            if dead:
-                reason = next(iter(dead.values()))
-                self._abort(CheckpointEvent.DECLINED, reason)
-                raise StagedDataDied(
-                    f"checkpoint {decision.checkpoint} was declined before its decision",
-                    why=reason,
-                    what_to_do="none: the job goes back to the last checkpoint and stages again",
-                )
-        return True
-
-    def _complete(self, decision: Decision) -> None:
-        """Decide, finish, and forget. The order of these three calls is the protocol."""
-        self._decide(decision)
-        receipt = self._parts.confirmation.confirm(decision)
-        self._finished(decision, receipt)
-
-    def _decide(self, decision: Decision) -> None:
-        parts, pending = self._parts, self._pending
-        assert pending is not None
-        parts.ownership.check()
-        parts.observer.before(Step.DECISION, str(decision.checkpoint))
-        # DECISION POINT: with this create the checkpoint is complete and must be finished by
-        # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
-        created = parts.job_dir.create_decision(decision)
-        parts.observer.after(Step.DECISION, str(decision.checkpoint))
-        if created is CreateResult.EXISTS:
-            parts.ownership.check()
-            raise FencedError(
-                f"checkpoint {decision.checkpoint} was decided by somebody else",
-                what_to_do="let this process end; the newer owner goes on",
-            )
-        self._pending = pending.on(CheckpointEvent.DECISION_WON)
-
-    def _finished(self, decision: Decision, receipt: Receipt) -> None:
+    def _offer(self, checkpoint: CheckpointId, request: CheckpointRequest) -> None:
         parts = self._parts
-        if self._pending is not None and self._pending.state is CheckpointState.DECIDED:
-            self._pending.on(CheckpointEvent.RECEIPT_WRITTEN)
-        self._end_pending()
-        self._undecided = [s for s in self._undecided if s.batch > decision.batch]
-        for staged in decision.batches:
-            parts.job_dir.delete_staged(staged.lineage, JobDir.attempt_name(staged))
-            # Only now may a transactional id be used again: until the receipt its handle may be
-            # committed once more, and would commit whatever is open under that id.
-            if staged.owner_epoch == parts.ownership.epoch:
-                parts.blocks.give_back(staged.blocks)
-        self._retire(decision.checkpoint)
-        self._sweep()
-        if decision.checkpoint == self._final_id:
-            self.final_confirmed.set()
-        parts.on_confirmed(decision, receipt)
+        if request.purpose.is_final:
+            # This order matters: the gate must know the last barrier before any micro-batch can
+            # carry it.
+            parts.gate.close_behind(checkpoint)
+        parts.tracker.offered(checkpoint)
+        parts.observer.before(Step.TRIGGER, str(checkpoint))
+        parts.control.offer(checkpoint)
+        parts.observer.after(Step.TRIGGER, str(checkpoint))
 
-    def _abort(self, event: CheckpointEvent, reason: str) -> None:
-        """Seal the pending id with ABORT; what it staged passes to the next checkpoint."""
-        pending, parts = self._pending, self._parts
-        assert pending is not None
-        ended = pending.on(event)
-        LOG.warning("checkpoint %s: %s, %s", pending.checkpoint, event.value, reason)
+    def _abort(self, effect: P.Abort) -> None:
+        """Seal the id with ABORT; what it staged passes to the next checkpoint."""
+        parts, checkpoint = self._parts, effect.checkpoint
+        LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
+        parts.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
-            ended.checkpoint, Verdict.ABORT, parts.ownership.epoch, parts.clock.wall_ms(), reason=reason
+            checkpoint,
+            Verdict.ABORT,
+            parts.ownership.epoch,
+            parts.clock.wall_ms(),
+            reason=f"{effect.reason.value}: {effect.text}",
+            purpose=effect.request.purpose,
         )
         parts.job_dir.create_decision(decision)
         parts.ownership.check()
-        if pending.checkpoint == self._final_id:
+        parts.on_aborted(checkpoint)
+        self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
+        if verdict is FailureVerdict.JOB_FAILS:
+            raise TooManyCheckpointFailures(
+                f"checkpoint {checkpoint} failed, and more checkpoints in a row than the job tolerates",
+                why=f"{effect.reason.text}; {effect.text}",
+                what_to_do="see why checkpoints fail, or raise tolerable_failures",
+            )
+        if effect.request.purpose is CheckpointPurpose.FINAL_SAVEPOINT:
+            raise StopFailed(
+                "the job could not be stopped with a savepoint", why=f"{effect.reason.text}; {effect.text}"
+            )
+        if effect.request.purpose is CheckpointPurpose.FINAL:
             parts.gate.reopen()
-            self._final_wanted.set()
-        self._end_pending()
-        self._requested += 1
+            self._final_again_ms = parts.clock.monotonic_ms() + FINAL_PAUSE_MS
+        elif self._undecided and effect.reason in LEAVES_WORK:
+            self._ask(CheckpointPurpose.FOLLOW_UP)
 
-    def _end_pending(self) -> None:
-        self._pending = None
-        self._last_end_ms = self._parts.clock.monotonic_ms()
+    def _answer(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+        self._answers.pop(request.number, _nobody)(answer)
 
-    def _expire(self) -> None:
-        pending, now_ms = self._pending, self._parts.clock.monotonic_ms()
-        if pending is not None and pending.is_expired(now_ms, self._parts.config.timeout_ms):
-            self._abort(CheckpointEvent.EXPIRED, f"not decided within {self._parts.config.timeout_ms} ms")
+    # -- completing -----------------------------------------------------------------------------
+    def _complete(self, decision: Decision) -> None:
+        """In a thread of its own: decide, finish, report."""
+        checkpoint, parts = decision.checkpoint, self._parts
 
-    def _trigger(self) -> None:
-        config, now_ms = self._parts.config, self._parts.clock.monotonic_ms()
-        backlog = 1 if len(self._undecided) >= BACKLOG_TRIGGER else 0
-        final = 1 if self._final_wanted.is_set() else 0
-        facts = TriggerFacts(
-            now_ms=now_ms,
-            phase=self._phase,
-            pending=0 if self._pending is None else 1,
-            requested=self._requested + backlog + final,
-            last_trigger_ms=self._last_trigger_ms,
-            last_end_ms=self._last_end_ms,
-            interval_ms=config.interval_ms,
-            min_pause_ms=config.min_pause_ms,
-        )
-        reason: TriggerReason = decide_trigger(facts)
-        if not reason.starts:
+        def declined(reason: Reason, error: EnvironmentFault) -> None:
+            text = error.why or str(error)
+            self._carry_out(self._state.on_declined(checkpoint, reason, text, parts.clock.monotonic_ms()))
+            if reason is Reason.STAGED_DATA_DEAD:
+                raise error
+
+        def decided() -> None:
+            parts.tracker.decided(checkpoint)
+            self._mailbox.put(lambda: self._state.on_decided(checkpoint))
+
+        try:
+            receipt = self._completion.complete(decision, decided)
+        except StagedDataDied as error:
+            self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))
+        except DecisionRefused as error:
+            self._mailbox.put(partial(declined, Reason.DECISION_FAILED, error))
+        else:
+            self._mailbox.put(lambda: self._finished(decision, receipt))
+
+    def _finished(self, decision: Decision, receipt: Receipt) -> None:
+        parts, checkpoint = self._parts, decision.checkpoint
+        self._undecided = tuple(s for s in self._undecided if s.batch > decision.batch)
+        self._has_backlog_request = False
+        self._counter.forget(checkpoint)
+        self._failures = self._failures.completed(checkpoint)
+        parts.tracker.confirmed(decision)
+        parts.on_confirmed(decision, receipt)
+        effects = self._state.on_confirmed(checkpoint, parts.clock.monotonic_ms())
+        completed = next(one for one in effects if isinstance(one, P.Completed))
+        # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
+        if completed.request.purpose.is_savepoint:
+            self._exports.announce(checkpoint)
+            self._workers.begin(f"savepoint-{checkpoint}", lambda: self._export(decision, completed.request))
+        else:
+            self._done(completed.request, CheckpointAnswer.completed(checkpoint))
+        self._carry_out(effects)
+
+    def _export(self, decision: Decision, request: CheckpointRequest) -> None:
+        """In a thread of its own: write the savepoint of a confirmed checkpoint."""
+        checkpoint = decision.checkpoint
+        failure = self._exports.write(decision, request.target)
+        if failure:
+            answer = CheckpointAnswer.savepoint_failed(checkpoint, failure)
+            self._mailbox.put(lambda: self._answer(request, answer))
+            if request.purpose.is_final:
+                raise StopFailed(
+                    "the job could not be stopped with a savepoint",
+                    why=failure,
+                    what_to_do=f"none: checkpoint {checkpoint} is complete and the job goes on from it",
+                )
             return
-        checkpoint = self._next_id
-        if final:
-            self._final_id = checkpoint
-            self._final_wanted.clear()
-            self._parts.gate.close_behind(checkpoint)
-        self._next_id = checkpoint.next()
-        self._requested = 0
-        self._last_trigger_ms = now_ms
-        self._pending = PendingCheckpoint(checkpoint, now_ms)
-        self._parts.observer.before(Step.TRIGGER, str(checkpoint))
-        self._parts.control.offer(checkpoint)
-        self._parts.observer.after(Step.TRIGGER, str(checkpoint))
+        answer = CheckpointAnswer.completed(checkpoint, request.target)
+        self._mailbox.put(lambda: self._done(request, answer))
 
-    def _retire(self, newest: CheckpointId) -> None:
-        """Delete metadata of checkpoints beyond the retained ones; the newest is never touched."""
-        oldest_kept = int(newest) - self._parts.config.retained
-        for checkpoint in self._parts.job_dir.decided_ids():
-            if int(checkpoint) >= oldest_kept:
-                break
-            # This order matters: a decision without its receipt would be committed again.
-            self._parts.job_dir.store.delete(f"checkpoints/{checkpoint}/decision.json")
-            self._parts.job_dir.store.delete(f"checkpoints/{checkpoint}/receipt.json")
-
-    def _sweep(self) -> None:
-        """Abort what failed task attempts left open: it hides later records from readers."""
-        kept: list[Committable] = [c for s in self._undecided for c in s.committables]
-        staged = {b for s in self._undecided for b in s.blocks}
-        for committer in self._parts.committers.values():
-            try:
-                # Blocks that no staged file names yet belong to the micro-batch that runs now.
-                committer.sweep(kept, lambda: self._parts.blocks.leased - staged)
-            except EnvironmentFault as fault:
-                if not fault.restartable:
-                    raise
-                LOG.warning("leftovers are swept later: %s", fault)
+    def _done(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+        self._answer(request, answer)
+        if request.purpose.is_final:
+            self.final_confirmed.set()

@@ -15,70 +15,27 @@ from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+from flinkish_spark.hooks import MasterHook
+from flinkish_spark.job_client import JobClient
+from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.restart import ExponentialDelay, RestartStrategy
-from flinkish_spark.runtime.settings import JobProgress, JobSettings
+from flinkish_spark.runtime.listeners import JobListener
+from flinkish_spark.runtime.master_hooks import MasterHooks, UnknownHookState
+from flinkish_spark.runtime.settings import JobSettings, Standby
+from flinkish_spark.runtime.spark_engine import SparkEngine
 from flinkish_spark.runtime.steps import Observer, SilentObserver
 from flinkish_spark.runtime.supervisor import Supervisor
+from flinkish_spark.runtime.threads import SystemThreads
+from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sources.base import Source
 from flinkish_spark.sources.dataframe import DataFrameSource
+from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_MAX_PARALLELISM = 128
-
-
-class JobClient:
-    """A running job, as `execute_async` returns it."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="flinkish-supervisor", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._supervisor.run()
-        except BaseException as error:
-            self._failure = error
-
-    @property
-    def progress(self) -> JobProgress:
-        """Counters of this process's part of the job."""
-        return self._supervisor.progress
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the job has not ended; also true while it restarts."""
-        return self._thread.is_alive()
-
-    def stop_with_checkpoint(self) -> None:
-        """Take a last checkpoint, commit it everywhere, and stop. Returns at once; see `wait`."""
-        self._supervisor.stop_with_checkpoint()
-
-    def cancel(self) -> None:
-        """Stop at once. What was staged is finished or given up by the next start."""
-        self._supervisor.cancel()
-
-    def wait(self, timeout_ms: int | None = None) -> bool:
-        """Wait for the end of the job.
-
-        Returns
-        -------
-        bool
-            Whether it has ended.
-
-        Raises
-        ------
-        FlinkishError
-            The job failed.
-        """
-        self._thread.join(None if timeout_ms is None else timeout_ms / 1000)
-        if self._failure is not None:
-            raise self._failure
-        return not self._thread.is_alive()
 
 
 class StreamExecutionEnvironment:
@@ -101,6 +58,13 @@ class StreamExecutionEnvironment:
         Number of key groups of operators that name none.
     trigger_interval_ms
         Least time between the starts of two micro-batches; 0 for as fast as possible.
+    restore
+        A savepoint that a new `job_dir` begins with. Later starts go on from the job's own checkpoints.
+    standby
+        What to do while another driver owns `job_dir`: refuse to start, or wait until its process
+        has ended and take the job over.
+    unknown_hook_state
+        Whether to start from a checkpoint with the state of a master hook that is not added.
 
     Raises
     ------
@@ -122,6 +86,9 @@ class StreamExecutionEnvironment:
         restart_strategy: RestartStrategy | None = None,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
         trigger_interval_ms: int = 0,
+        restore: RestoreSettings | None = None,
+        standby: Standby = Standby.REFUSE,
+        unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
     ) -> None:
         try:
             checked_name(job, "job name")
@@ -138,6 +105,9 @@ class StreamExecutionEnvironment:
         self.max_parallelism = max_parallelism
         self.trigger_interval_ms = trigger_interval_ms
         self.graph = StreamGraph()
+        self.restore, self.standby = restore, standby
+        self._hooks = MasterHooks(unknown=unknown_hook_state)
+        self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
 
     def from_source(self, source: Source, *, uid: str) -> DataStream:
@@ -185,6 +155,20 @@ class StreamExecutionEnvironment:
             while not client.wait(timeout_ms=200):
                 pass
 
+    def add_master_hook(self, hook: MasterHook) -> None:
+        """Let a system outside Spark take part in every checkpoint; before `execute`.
+
+        Raises
+        ------
+        ConfigError
+            It is no hook, or its name cannot be used or is taken.
+        """
+        self._hooks.add(hook)
+
+    def add_listener(self, listener: JobListener) -> None:
+        """Tell `listener` of status changes and of complete and aborted checkpoints."""
+        self._listeners.append(listener)
+
     def observe(self, observer: Observer) -> None:
         """Let `observer` watch the steps of the checkpoints; see `runtime.steps`."""
         self._observer = observer
@@ -199,9 +183,15 @@ class StreamExecutionEnvironment:
             trigger_ms=self.trigger_interval_ms,
             shuffle_partitions=int(partitions),
             clock=SystemClock(),
+            threads=SystemThreads(),
             observer=self._observer,
+            hooks=self._hooks,
+            listeners=tuple(self._listeners),
+            standby=self.standby,
+            restore=self.restore,
         )
-        return Supervisor(self.spark, self.graph, settings)
+        job_dir = JobDir(LocalStore(settings.root))
+        return Supervisor(SparkEngine(self.spark, self.graph, settings, job_dir), settings, job_dir)
 
 
 def _local_path(text: str) -> Path:

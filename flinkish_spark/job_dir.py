@@ -6,21 +6,27 @@ The only module that knows the keys (layout in `docs/architecture.md`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
-from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, Verdict
+from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.seeding import Seed
+from flinkish_spark.protocol.statistics_history import StatisticsHistory
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult, Store
 
 T = TypeVar("T")
 
 JOB_KEY = "job.json"
-REWIND_KEY = "rewind.json"
+#: Folder of the rewinds that are not finished.
+REWINDING = "rewinding"
+REWIND_ORDER_KEY = "orders/rewind.json"
 
 
 class JobDir:
@@ -35,17 +41,22 @@ class JobDir:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._objects = SealedObjects(store, "the job directory")
+        self._rewinds: dict[int, PastRewind] = {}
 
     # -- identity -------------------------------------------------------------------------------
-    def read_or_create_job(self, wanted: Mapping[str, Any]) -> tuple[JobUuid, dict[str, Any]]:
+    def read_or_create_job(
+        self, wanted: Mapping[str, Any], at_first: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[JobUuid, dict[str, Any]]:
         """Return the job's uuid and recorded settings, creating job.json at the first start.
+
+        `wanted` must stay what it was; `at_first` is only recorded.
 
         Raises
         ------
         JobDirError
             A setting that must never change differs from the recorded one.
         """
-        body = {**wanted, "uuid": uuid.uuid4().hex}
+        body = {**at_first, **wanted, "uuid": uuid.uuid4().hex}
         self.store.create_if_absent(JOB_KEY, seal("job", body))
         recorded = self._objects.read(JOB_KEY, "job", dict)
         for name, value in wanted.items():
@@ -65,6 +76,14 @@ class JobDir:
         """Return the uuid of a job that has started here before; None before its first start."""
         recorded: dict[str, Any] | None = self._objects.optional(JOB_KEY, "job", dict)
         return None if recorded is None else JobUuid(recorded["uuid"])
+
+    def known_settings(self) -> dict[str, Any] | None:
+        """Return what job.json holds; None before the first start."""
+        return self._objects.optional(JOB_KEY, "job", dict)
+
+    def recorded(self, name: str) -> dict[str, Any] | None:
+        """Return what was recorded under ``facts/<name>.json``; None if nothing was."""
+        return self._objects.optional(f"facts/{name}.json", "fact", dict)
 
     def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
@@ -93,7 +112,9 @@ class JobDir:
         found = {}
         for key in self.store.list(f"staged/{lineage}"):
             name = key.rsplit("/", 1)[1].removesuffix(".json")
-            found[name] = self._objects.read(key, "staged", StagedBatch.from_json)
+            staged = self._objects.optional(key, "staged", StagedBatch.from_json)
+            if staged is not None:  # else it was deleted since it was listed
+                found[name] = staged
         return found
 
     def delete_staged(self, lineage: Lineage, attempt: str) -> None:
@@ -109,7 +130,22 @@ class JobDir:
         """Return where a staged batch is stored."""
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
-    # -- decisions and receipts -----------------------------------------------------------------
+    # -- statistics -----------------------------------------------------------------------------
+    def statistics(self) -> StatisticsHistory | None:
+        """Return the stored history of checkpoints, or None before the first."""
+        return self._objects.optional("statistics.json", "statistics", StatisticsHistory.from_json)
+
+    def put_statistics(self, history: StatisticsHistory) -> None:
+        """Replace the stored history."""
+        self.store.put("statistics.json", seal("statistics", history.to_json()))
+
+    # -- triggers, decisions and receipts -----------------------------------------------------------------
+    def create_trigger(self, trigger: TriggerRecord) -> CreateResult:
+        """Take a checkpoint id; EXISTS means that somebody else has it."""
+        return self.store.create_if_absent(
+            f"checkpoints/{trigger.checkpoint}/trigger.json", seal("trigger", trigger.to_json())
+        )
+
     def create_decision(self, decision: Decision) -> CreateResult:
         """Decide a checkpoint id once and for all; EXISTS means somebody else did."""
         return self.store.create_if_absent(
@@ -126,13 +162,23 @@ class JobDir:
         """Return all ids that have a folder, in order of id."""
         return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
+    def live_commits(self) -> tuple[Decision, ...]:
+        """Return the COMMIT decisions that no rewind left behind, in order of id."""
+        return tuple(reversed(list(self._live_commits())))
+
     def newest_commit(self) -> Decision | None:
-        """Return the newest COMMIT decision, or None before the first."""
+        """Return the newest live COMMIT decision, or None before the first."""
+        return next(self._live_commits(), None)
+
+    def _live_commits(self) -> Iterator[Decision]:
+        """Yield live COMMIT decisions, newest first."""
+        history = self.history()
         for checkpoint in reversed(self.decided_ids()):
             decision = self.decision(checkpoint)
-            if decision is not None and decision.verdict is Verdict.COMMIT:
-                return decision
-        return None
+            if decision is None or decision.verdict is not Verdict.COMMIT:
+                continue
+            if history.superseded_by(checkpoint, decision.lineage) is None:
+                yield decision
 
     def create_receipt(self, receipt: Receipt) -> CreateResult:
         """Confirm a checkpoint. EXISTS is harmless: somebody finished the same work."""
@@ -146,19 +192,86 @@ class JobDir:
 
     # -- rewinds --------------------------------------------------------------------------------
     def open_rewind(self) -> RewindIntent | None:
-        """Return the unfinished rewind, if there is one."""
-        return self._objects.optional(REWIND_KEY, "rewind", RewindIntent.from_json)
+        """Return the unfinished rewind, if there is one.
 
-    def write_rewind(self, intent: RewindIntent) -> None:
-        """Make a rewind durable before its first delete."""
-        self.store.put(REWIND_KEY, seal("rewind", intent.to_json()))
+        One whose lineage has begun is finished, whoever left or wrote its intent again.
+        """
+        wanted = sorted(n for n in self._objects.numbers(REWINDING) if n > self.lineage().value)
+        if not wanted:
+            return None
+        return self._objects.optional(f"{REWINDING}/{wanted[0]}.json", "rewind", RewindIntent.from_json)
+
+    def create_rewind(self, intent: RewindIntent) -> CreateResult:
+        """Make a rewind durable before its first delete; EXISTS means that its lineage is taken.
+
+        Each intent has a key of its own, so that a zombie which closes its own one deletes nobody
+        else's.
+        """
+        return self.store.create_if_absent(
+            f"{REWINDING}/{intent.lineage}.json", seal("rewind", intent.to_json())
+        )
+
+    def drop_rewind(self, intent: RewindIntent) -> None:
+        """Forget an intent that is not carried out: what it wanted to remove was decided since."""
+        self.store.delete(f"{REWINDING}/{intent.lineage}.json")
 
     def close_rewind(self, intent: RewindIntent) -> None:
         """Move the finished rewind to the history, which is what the lineage is counted from."""
-        # This order matters: the new lineage must be durable before the intent disappears.
-        self.store.put(f"rewinds/{intent.lineage}.json", seal("rewind", intent.to_json()))
-        self.store.delete(REWIND_KEY)
+        # This order matters: the new lineage must be durable before the intent disappears, and the
+        # order must be gone by then, or it would be carried out a second time.
+        self.store.create_if_absent(f"rewinds/{intent.lineage}.json", seal("rewind", intent.to_json()))
+        self.forget_finished_order()
+        self.drop_rewind(intent)
+
+    def history(self) -> LineageHistory:
+        """Return the finished rewinds."""
+        return LineageHistory.of(intent.past() for intent in self._finished_rewinds())
+
+    def _finished_rewinds(self) -> Iterator[RewindIntent]:
+        for number in self._objects.numbers("rewinds"):
+            yield self._objects.read(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
+
+    def rewind_order(self) -> RewindOrder | None:
+        """Return the order to go back that waits, if there is one."""
+        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        return None if order is None or self._is_carried_out(order) else order
+
+    def forget_finished_order(self) -> None:
+        """Delete an order that was carried out by somebody who was cut off before closing it.
+
+        Called by the recovery, the only one that closes orders.
+        """
+        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        if order is not None and self._is_carried_out(order):
+            self.store.delete(REWIND_ORDER_KEY)
+
+    def _is_carried_out(self, order: RewindOrder) -> bool:
+        return any(done.order_id == order.order_id for done in self._finished_rewinds())
+
+    def create_rewind_order(self, order: RewindOrder) -> CreateResult:
+        """Order a rewind; EXISTS means that another order waits."""
+        return self.store.create_if_absent(REWIND_ORDER_KEY, seal("rewind-order", order.to_json()))
+
+    def refuse_rewind_order(self, order: RewindOrder, reason: str) -> None:
+        """Close an order that cannot be carried out; it is kept with the reason, for people."""
+        refused = {**order.to_json(), "refused": reason}
+        self.store.put(f"orders/refused/{order.order_id}.json", seal("refused-order", refused))
+        self.store.delete(REWIND_ORDER_KEY)
 
     def lineage(self) -> Lineage:
         """Return the live lineage: the number of finished rewinds."""
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
+
+    # -- seeds ----------------------------------------------------------------------------------
+    def seed(self, lineage: Lineage) -> Seed | None:
+        """Return the state that a lineage was prepared to begin with, if there is any."""
+        return self._objects.optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed.from_json)
+
+    def write_seed(self, seed: Seed) -> None:
+        """Make a seed durable; its files are there already."""
+        self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
+
+
+def seed_folder(lineage: Lineage) -> str:
+    """Return the key below which a lineage's seed lies."""
+    return f"seeds/{lineage}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 
 class ManualClock:
     """Moves only when somebody sleeps."""
@@ -17,3 +19,8 @@ class ManualClock:
 
     def sleep_ms(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        if not event.is_set():
+            self.now_ms += timeout_ms
+        return event.is_set()

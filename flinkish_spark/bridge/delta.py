@@ -29,7 +29,7 @@ class DeltaConflict(Exception):
 
 
 #: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
-_FROM_THE_JVM = (Py4JJavaError, CapturedException)
+FROM_THE_JVM = (Py4JJavaError, CapturedException)
 _CONFLICTS = (
     "ConcurrentTransactionException",
     "MetadataChangedException",
@@ -81,8 +81,8 @@ class DeltaTables:
                 "metadata": json.loads(transaction.metadata().json()),
                 "protocol": json.loads(transaction.protocol().json()),
             }
-        except _FROM_THE_JVM as error:
-            raise _translated(error) from error
+        except FROM_THE_JVM as error:
+            raise translated(error) from error
 
     def check_schema(
         self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
@@ -106,8 +106,8 @@ class DeltaTables:
                 False,
                 False,
             )
-        except _FROM_THE_JVM as error:
-            raise _translated(error) from error
+        except FROM_THE_JVM as error:
+            raise translated(error) from error
 
     def _write_command(
         self, log: Any, frame: DataFrame, partition_by: Sequence[str], options: Mapping[str, str]
@@ -126,6 +126,10 @@ class DeltaTables:
             self._none,
             False,
         )
+
+    def version(self, path: str) -> int:
+        """Return the table's newest version; -1 if there is no table."""
+        return int(self._log(path).startTransaction().readVersion())
 
     def committed_version(self, path: str, app_id: str) -> int:
         """Return the last version that `app_id` committed to the table; -1 if none."""
@@ -177,8 +181,8 @@ class DeltaTables:
             )
             transaction.commit(self._seq(actions), operation)
             return True
-        except _FROM_THE_JVM as error:
-            raise _translated(error) from error
+        except FROM_THE_JVM as error:
+            raise translated(error) from error
 
     def why_unfit(self, path: str, staged: Mapping[str, Any]) -> str:
         """Return why the table would refuse a staged set now; empty if it would take it."""
@@ -243,7 +247,8 @@ class DeltaTables:
         return found
 
 
-def _translated(error: Exception) -> Exception:
+def translated(error: Exception) -> Exception:
+    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         return error

@@ -21,6 +21,12 @@ STREAM = "_fs_stream"
 HASH = "_fs_hash"
 NULLS = "_fs_nulls"
 NANS = "_fs_nans"
+#: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
+STATE = "_fs_state"
+
+#: Channel of the row with a key group's state. Channels of records count from 0, so in the canonical
+#: order of an operator's input the state comes before every record.
+STATE_CHANNEL = -1
 
 
 class Kind(enum.IntEnum):

@@ -15,7 +15,7 @@ from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.steps import Observer, Step
@@ -65,7 +65,8 @@ class Confirmation:
             A newer owner exists.
         """
         self._refuse_unknown_sinks(decision)
-        answers = {uid: self._commit_sink(decision, uid) for uid in self._committers}
+        staged = decision.by_sink()
+        answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
         # This order matters: the group offsets tell lag tools what is done, so they come after
         # the last sink; the receipt says that all of it is done, so it comes last.
         group_offsets = self._commit_group_offsets(decision)
@@ -88,8 +89,9 @@ class Confirmation:
                 uid=unknown[0],
             )
 
-    def _commit_sink(self, decision: Decision, uid: str) -> list[str]:
-        pairs = decision.committables_of(uid)
+    def _commit_sink(
+        self, decision: Decision, uid: str, pairs: list[tuple[StagedBatch, Committable]]
+    ) -> list[str]:
         committables = [committable for _, committable in pairs]
         if not committables:
             return []

@@ -81,6 +81,8 @@ class KeyedOperatorSpec:
         Key group by the route that carries its records.
     barrier_routes
         Partition by the route that carries its barrier.
+    state_column
+        Transport column of state that the lineage began with; None where it began with nothing.
     """
 
     uid: str
@@ -95,6 +97,7 @@ class KeyedOperatorSpec:
     group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: Origins
+    state_column: str | None = None
 
 
 class _OpenedFunction:
@@ -203,6 +206,10 @@ class KeyedOperator:
         # The shuffle mixes channels and keeps no order: restore the canonical one.
         frame = frame.take(np.lexsort((sequence, channel)))
         try:
+            if self.spec.state_column is not None:
+                frame = self._install(opened, group, frame, state, self.spec.state_column)
+            if frame.empty:
+                return
             opened.load(state.get[0] if state.exists else None)
             rows = self._process(opened, frame)
             columns, nans = self._write(opened, rows)
@@ -218,6 +225,29 @@ class KeyedOperator:
                 C.SEQUENCE: np.arange(count, dtype=np.int64),
             }
             yield pd.DataFrame({**control, **({C.NANS: nans} if self._has_nans else {}), **columns})
+
+    @staticmethod
+    def _install(
+        opened: _OpenedFunction, group: int, frame: pd.DataFrame, state: GroupState, column: str
+    ) -> pd.DataFrame:
+        """Make the state that came with the first micro-batch the key group's; return the records.
+
+        It comes before the records, by its channel. A micro-batch that is run again begins without
+        state again, so this happens once per lineage and key group.
+        """
+        seeds = frame[frame[C.CHANNEL] == C.STATE_CHANNEL]
+        if seeds.empty:
+            return frame
+        if len(seeds) > 1 or state.exists:
+            raise StateCodecError(f"key group {group} got its state twice")
+        if int(seeds[C.SEQUENCE].iloc[0]) != group:
+            raise StateCodecError(f"key group {group} got the state of {seeds[C.SEQUENCE].iloc[0]}")
+        value = bytes(seeds[column].iloc[0])
+        # Decoded here although no record may need it: a declaration that does not fit is an error of
+        # the restore, not of some record next week.
+        opened.load(value)
+        state.update((value,))
+        return frame.iloc[len(seeds) :]
 
     def _process(self, opened: _OpenedFunction, frame: pd.DataFrame) -> list[Any]:
         keys, records = opened.reader.read(frame)

@@ -4,7 +4,8 @@ Taking over has four steps, and this order is the fence:
 
 1. the lock: refused while the process that holds it lives, whatever it is doing;
 2. the owner epoch, by create-if-absent: of two newcomers one wins;
-3. the next checkpoint id is sealed with ABORT: a zombie that has not decided it never can;
+3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
+   it never can;
 4. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
    writes into a folder that is no longer there (`spark_log.fence_spark_folder`).
 
@@ -95,7 +96,7 @@ class Ownership:
 
 
 def take_over(job_dir: JobDir, clock: Clock) -> Ownership:
-    """Raise the owner epoch and seal the id that a zombie may be about to decide.
+    """Raise the owner epoch and seal the ids that a zombie may be about to decide.
 
     The caller holds the :class:`JobLock`.
 
@@ -117,26 +118,28 @@ def take_over(job_dir: JobDir, clock: Clock) -> Ownership:
             what_to_do="start only one driver per job directory",
         )
     ownership = Ownership(job_dir, epoch)
-    seal_next_checkpoint(ownership, clock)
+    seal_open_ids(ownership, clock)
     return ownership
 
 
-def seal_next_checkpoint(ownership: Ownership, clock: Clock) -> CheckpointId:
-    """Write ABORT for the lowest undecided id and return it.
+def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:
+    """Write ABORT for every id that may be pending somewhere, and return those it won.
 
-    Ids are dense: each one is decided COMMIT or ABORT before the next is triggered, so the lowest
-    undecided id is the only one that a zombie can have pending. If it wins the race for that id
-    its decision stands, and the id after it is sealed instead.
+    An id gets its record before its barrier goes out, so what may be pending are the ids with a
+    folder and no decision. Whoever gets an id after this looked was an owner before the newer
+    owner record existed, and meets that record when it checks its ownership before it decides.
+    If a zombie wins the race for an id, its decision stands and is finished by the new owner.
     """
     job_dir = ownership.job_dir
-    while True:
-        known = job_dir.decided_ids()
-        checkpoint = known[-1].next() if known else CheckpointId(1)
-        # A folder without a decision belongs to somebody who was cut off in the middle of one.
-        for unfinished in (c for c in known if job_dir.decision(c) is None):
-            job_dir.create_decision(_sealed(unfinished, ownership, clock))
-        if job_dir.create_decision(_sealed(checkpoint, ownership, clock)) is CreateResult.CREATED:
-            return checkpoint
+    won = []
+    for checkpoint in job_dir.decided_ids():
+        if job_dir.decision(checkpoint) is None:
+            # A newer owner's ids are not ours to seal; what slips through costs it one checkpoint.
+            ownership.check()
+            created = job_dir.create_decision(_sealed(checkpoint, ownership, clock))
+            if created is CreateResult.CREATED:
+                won.append(checkpoint)
+    return tuple(won)
 
 
 def _sealed(checkpoint: CheckpointId, ownership: Ownership, clock: Clock) -> Decision:

@@ -14,6 +14,8 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.savepoints.restore import Restore
+from flinkish_spark.savepoints.seeds import RESTORED_FROM
 from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.delta import DeltaSink, require_delta
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from flinkish_spark.graph.stream_graph import StreamGraph
     from flinkish_spark.runtime.settings import JobSettings
+    from flinkish_spark.savepoints.settings import RestoreSettings
 
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.
@@ -29,12 +32,21 @@ _OWN_STATE = "applyInPandasWithState"
 
 
 def check_before_start(
-    spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
+    spark: SparkSession,
+    graph: StreamGraph,
+    settings: JobSettings,
+    job_dir: JobDir,
+    restore: RestoreSettings | None = None,
 ) -> PlannedJob:
     """Refuse what cannot work; return the plan that was looked at.
 
     Called once per process, before the job's lock is taken: a refused job leaves no file behind,
     and asking brokers and tables disturbs nobody who runs the job already.
+
+    Parameters
+    ----------
+    restore
+        The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
     found = _check_session(spark, graph)
@@ -54,23 +66,48 @@ def check_before_start(
             job_dir.known_uuid() or _NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint
         )
         sink.sink.preflight(spark, context)
+    _restore(restore, graph, planned, settings, job_dir).check()
     return planned
 
 
 def record_job(
-    spark: SparkSession, graph: StreamGraph, planned: PlannedJob, settings: JobSettings, job_dir: JobDir
+    spark: SparkSession,
+    graph: StreamGraph,
+    planned: PlannedJob,
+    settings: JobSettings,
+    job_dir: JobDir,
+    restore: RestoreSettings | None = None,
 ) -> JobUuid:
     """Record the job's settings at the first start, compare them at a later one; return its uuid.
 
-    Called once per process, holding the job's lock.
+    Called once per process, holding the job's lock. A new job that is restored has its seed when
+    this returns.
+
+    Parameters
+    ----------
+    restore
+        As in :func:`check_before_start`.
 
     Raises
     ------
     JobDirError
         The directory belongs to another job, or a setting differs that must not change.
     """
-    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings))
+    savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)
+    at_first = {"shuffle_partitions": settings.shuffle_partitions, RESTORED_FROM: savepoint}
+    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings), at_first)
     return job
+
+
+def _restore(
+    restore: RestoreSettings | None,
+    graph: StreamGraph,
+    planned: PlannedJob,
+    settings: JobSettings,
+    job_dir: JobDir,
+) -> Restore:
+    hooks = [hook.uid for hook in settings.hooks.participants()]
+    return Restore(restore, graph, planned, job_dir, settings.root, hooks)
 
 
 def fixed_settings(
@@ -80,7 +117,6 @@ def fixed_settings(
     return {
         "job": settings.name,
         "spark": spark.version,
-        "shuffle_partitions": settings.shuffle_partitions,
         "sources": [" ".join(filter(None, (n.uid, n.source.plan_name))) for n in graph.sources],
         "max_parallelism": {node.uid: node.max_parallelism for node in graph.operators},
         # Spark finds state and offsets by position in the plan, and the plan follows the streams

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from flinkish_spark.graph.planner import PlannedJob
-    from flinkish_spark.runtime.epoch_writer import EpochWriter
 
 _STATE = "spark.sql.streaming.stateStore."
 
@@ -54,7 +53,7 @@ def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[None]:
 def start_query(
     spark: SparkSession,
     job: PlannedJob,
-    writer: EpochWriter,
+    writer: Callable[[Any, int], None],
     *,
     name: str,
     checkpoint_location: str,

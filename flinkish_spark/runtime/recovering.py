@@ -6,20 +6,29 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError
+from flinkish_spark.errors import (
+    CommittableLostError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FencedError,
+    InternalError,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol import recovery as R
-from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
-from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.decisions import Decision, RewindIntent
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.ownership import Ownership
-from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog
-from flinkish_spark.runtime.steps import Observer, Step
+from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
+from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
+from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, LoggedOffsets, SparkLog, missing_entry
+from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.sinks.base import Committer
 
 T = TypeVar("T")
@@ -29,8 +38,55 @@ _PAUSE_MS = 200
 _MOST_STEPS = 1_000
 
 
+class Reseeding(Protocol):
+    """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
+
+    def is_wanted(self, log_began_in: Lineage) -> bool:
+        """Whether the log that began in that lineage does not fit the job any more.
+
+        False once a log that fits has begun, or the recovery would not end.
+        """
+
+    def export(self, decision: Decision | None, lineage: Lineage) -> None:
+        """Write the state of a decided checkpoint where the log that begins in `lineage` finds it.
+
+        Called with Spark not running, possibly again after a crash. `decision` is None if nothing
+        was decided in the present log: then the new one begins as that one did.
+        """
+
+
+class NoReseeding:
+    """A job whose log always fits."""
+
+    def is_wanted(self, log_began_in: Lineage) -> bool:
+        """Return False."""
+        return False
+
+    def export(self, decision: Decision | None, lineage: Lineage) -> None:
+        """Do nothing."""
+
+
+NO_RESEEDING = NoReseeding()
+
+
 class Recovery:
-    """Brings the job directory into a state from which Spark may start. Spark is not running."""
+    """Brings the job directory into a state from which Spark may start. Spark is not running.
+
+    Parameters
+    ----------
+    committers
+        By sink uid, in the order in which sinks commit.
+    is_stopping
+        Asked while waiting for a system that cannot answer.
+    pins
+        Keeps what retained checkpoints need; beside Spark's files unless given.
+    lower_offsets
+        Sets the sources' consumer groups back to a position, also downwards.
+    why_input_is_lost
+        Returns why input from a position on cannot be read again; empty if it can.
+    reseeding
+        See :class:`Reseeding`.
+    """
 
     def __init__(
         self,
@@ -42,11 +98,30 @@ class Recovery:
         clock: Clock,
         observer: Observer,
         is_stopping: Callable[[], bool],
+        *,
+        pins: CheckpointPins | None = None,
+        lower_offsets: Callable[[LoggedOffsets], None] = lambda position: None,
+        why_input_is_lost: Callable[[LoggedOffsets], str] = lambda position: "",
+        reseeding: Reseeding = NO_RESEEDING,
     ) -> None:
         self._job_dir, self._log, self._ownership = job_dir, log, ownership
         self._committers, self._confirmation = committers, confirmation
-        self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
+        self._clock, self._is_stopping, self._reseeding = clock, is_stopping, reseeding
+        self._pins = SparkPins(log, log.root) if pins is None else pins
+        self._rewinder = Rewinder(
+            job_dir,
+            log,
+            self._pins,
+            committers,
+            observer,
+            SourcePositions(lower_offsets, why_input_is_lost),
+            self._patiently,
+            self._wait,
+            ownership.check,
+        )
         self._is_swept = False
+        self._lost: set[CheckpointId] = set()
+        self._unpinnable: set[CheckpointId] = set()
 
     def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
         """Recover; return where Spark starts, and the kept micro-batches in order.
@@ -54,52 +129,82 @@ class Recovery:
         Raises
         ------
         CommittableLostError
-            A decided committable is lost.
+            A decided committable is lost, and no order leaves it behind.
+        RewindRefused
+            The job was ordered to go back to a checkpoint that it cannot go back to.
         CorruptObjectError
             Something in the job directory cannot be trusted.
         """
         self._is_swept = False
+        self._ownership.check()
+        self._job_dir.forget_finished_order()
         for _ in range(_MOST_STEPS):
             self._ownership.check()
             staged = self._job_dir.staged_batches(self._job_dir.lineage())
-            decisions = self._decisions()
-            step = R.next_step(self._facts(staged, decisions))
+            decisions = {d.checkpoint: d for d in self._job_dir.live_commits()}
+            facts = self._facts(staged, decisions)
+            step = R.next_step(facts)
             LOG.info("recovery: %s", step)
             if isinstance(step, R.StartSpark):
                 kept = sorted((s for s in staged.values() if s.batch in step.kept), key=lambda s: s.batch)
                 return step, kept
-            self._do(step, staged, decisions)
+            # Facts are believed only by whoever is still the owner behind reading them: a newer one
+            # has renamed Spark's folder, and an empty log looks like micro-batches to be aborted.
+            self._ownership.check()
+            self._do(step, facts, staged, decisions)
         raise InternalError("the recovery does not come to an end", what_to_do="report this with its log")
 
     # -- facts ----------------------------------------------------------------------------------
-    def _decisions(self) -> dict[int, Decision]:
-        found = {}
-        for checkpoint in self._job_dir.decided_ids():
-            decision = self._job_dir.decision(checkpoint)
-            if decision is not None and decision.verdict is Verdict.COMMIT:
-                found[int(checkpoint)] = decision
-        return found
-
-    def _facts(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> R.RecoveryFacts:
-        decided = tuple(
-            R.DecidedFact(d.checkpoint, d.batch, self._job_dir.receipt(d.checkpoint) is not None)
+    def _facts(
+        self, staged: Mapping[str, StagedBatch], decisions: Mapping[CheckpointId, Decision]
+    ) -> R.RecoveryFacts:
+        history = self._job_dir.history()
+        decided = R.without_leftovers(
+            R.DecidedFact(d.checkpoint, d.batch, self._job_dir.receipt(d.checkpoint) is not None, d.lineage)
             for d in decisions.values()
         )
         commits = self._log.batches(COMMITS)
-        newest = max((d.batch for d in decided), default=None)
-        open_files = {n: s for n, s in staged.items() if newest is None or s.batch > newest}
+        newest = max((d.batch for d in decided if d.lineage >= history.log_began_in), default=None)
         return R.RecoveryFacts(
-            rewind_is_open=self._job_dir.open_rewind() is not None,
-            lineage=self._job_dir.lineage(),
+            rewind_is_open=self._open_rewind(newest) is not None,
+            lineage=history.live,
             offsets=self._log.batches(OFFSETS),
             commits=commits,
             decided=decided,
             staged=tuple(
                 R.StagedFact(s.batch, name, self._why_dead(s) if s.batch in commits else "")
-                for name, s in open_files.items()
+                for name, s in staged.items()
+                if newest is None or s.batch > newest
             ),
             leftovers_are_swept=self._is_swept,
+            log_began_in=history.log_began_in,
+            pinned=self._pins.pinned() | self._unpinnable,
+            order=self._order(decided),
+            reseed_is_wanted=self._reseeding.is_wanted(history.log_began_in),
+            lost=frozenset(self._lost),
         )
+
+    def _open_rewind(self, newest: BatchId | None) -> RewindIntent | None:
+        """Return the unfinished rewind; drop one of a zombie's that came too late."""
+        intent = self._job_dir.open_rewind()
+        if intent is None or intent.kind is not RewindKind.PLAIN or newest is None:
+            return intent
+        if intent.first_removed > newest:
+            return intent
+        # What it wanted to remove has been decided since, by an owner that did not see it.
+        self._ownership.check()
+        LOG.warning("a rewind to before micro-batch %s came too late and is dropped", intent.first_removed)
+        self._job_dir.drop_rewind(intent)
+        return None
+
+    def _order(self, decided: Sequence[R.DecidedFact]) -> R.OrderFact | None:
+        order = self._job_dir.rewind_order()
+        if order is None:
+            return None
+        is_ready = all(d.has_receipt or d.checkpoint in self._lost for d in decided)
+        # Before that the answer would be premature: an unconfirmed target, a sink that is behind.
+        refusal = self._rewinder.why_refused(order) if is_ready else ""
+        return R.OrderFact(order.order_id, order.target, refusal)
 
     def _why_dead(self, staged: StagedBatch) -> str:
         for sink, committables in _by_sink(staged.committables).items():
@@ -111,29 +216,90 @@ class Recovery:
         return ""
 
     # -- steps ----------------------------------------------------------------------------------
-    def _do(self, step: R.Step, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
+    def _do(
+        self,
+        step: R.Step,
+        facts: R.RecoveryFacts,
+        staged: Mapping[str, StagedBatch],
+        decisions: Mapping[CheckpointId, Decision],
+    ) -> None:
         match step:
             case R.FinishRewind():
                 self._finish_rewind()
             case R.RestoreLog(checkpoint):
-                decision = decisions[int(checkpoint)]
-                self._log.restore(OFFSETS, decision.batch, decision.offsets_text)
-                self._log.restore(COMMITS, decision.batch, decision.commits_text)
+                self._restore_log(decisions[checkpoint])
             case R.Confirm(checkpoint):
-                decision = decisions[int(checkpoint)]
-                self._confirmation.confirm(decision)
-                for batch in decision.batches:
-                    self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
+                self._confirm(decisions[checkpoint])
+            case R.Pin(checkpoint):
+                self._pin(decisions[checkpoint])
             case R.AbortStaged(attempts, reason):
                 for name in attempts:
                     self._abort(staged[name], reason)
+                    self._ownership.check()
                     self._job_dir.delete_staged(staged[name].lineage, name)
-            case R.Rewind(first_removed, reason):
-                self._open_rewind(first_removed, reason)
+            case R.RefuseOrder(_, reason):
+                self._refuse_order(reason)
+            case R.Rewind(first_removed, reason, target, order_id):
+                order = self._job_dir.rewind_order() if order_id else None
+                kind = RewindKind.PLAIN if order is None else RewindKind.TO_CHECKPOINT
+                self._rewinder.open(kind, first_removed, target, reason, order)
+            case R.Reseed(first_removed, target):
+                decision = None if target is None else decisions[target]
+                self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
+                reason = "Spark's checkpoint has to begin anew"
+                self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
+            case R.TrimLog(entries):
+                for batch in entries:
+                    self._ownership.check()
+                    self._log.remove(f"{OFFSETS}/{batch}")
             case R.SweepLeftovers():
-                self._sweep(staged, decisions)
-                self._forget_confirmed(staged, decisions)
+                self._sweep(facts, staged)
+                self._forget_confirmed(facts, staged)
                 self._is_swept = True
+
+    def _pin(self, decision: Decision) -> None:
+        try:
+            self._pins.pin(decision)
+        except CorruptObjectError as error:
+            # What comes after it may be whole; the start fails only where this state is needed.
+            LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
+            self._unpinnable.add(decision.checkpoint)
+
+    def _finish_rewind(self) -> None:
+        intent = self._job_dir.open_rewind()
+        if intent is not None:  # else the store has shown since that it is finished
+            self._rewinder.finish(intent)
+
+    def _restore_log(self, decision: Decision) -> None:
+        at = decision.batch
+        self._log.restore(OFFSETS, at, decision.offsets_text)
+        self._log.restore(COMMITS, at, decision.commits_text)
+        if at == BatchId(0):
+            return
+        before = BatchId(at.value - 1)
+        if self._log.read(OFFSETS, before) is None:
+            text = self._pins.log_entries(decision.checkpoint).get(f"{OFFSETS}/{before}")
+            if text is None:
+                raise missing_entry(OFFSETS, before, decision.checkpoint)
+            self._log.restore(OFFSETS, before, text)
+
+    def _confirm(self, decision: Decision) -> None:
+        try:
+            self._confirmation.confirm(decision)
+        except CommittableLostError as lost:
+            order = self._job_dir.rewind_order()
+            if order is None or order.target >= decision.checkpoint:
+                raise
+            LOG.warning("checkpoint %s is left behind, as ordered: %s", decision.checkpoint, lost)
+            self._lost.add(decision.checkpoint)
+            return
+        for batch in decision.batches:
+            self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
+
+    def _refuse_order(self, reason: str) -> None:
+        order = self._job_dir.rewind_order()
+        if order is not None:  # else it was closed in between
+            self._rewinder.refuse(order, reason)
 
     def _abort(self, staged: StagedBatch, reason: str) -> None:
         LOG.info("aborting micro-batch %s of owner %s: %s", staged.batch, staged.owner_epoch, reason)
@@ -144,6 +310,7 @@ class Recovery:
 
     def _abort_sink(self, sink: str, committables: Sequence[Committable]) -> None:
         while True:
+            self._ownership.check()
             answers = self._committers[sink].abort(committables)
             for answer in answers:
                 if answer.outcome is Outcome.FENCED:
@@ -157,48 +324,22 @@ class Recovery:
                 return
             self._wait(f"aborting leftovers of sink '{sink}'", answers[-1].detail)
 
-    def _open_rewind(self, first_removed: BatchId, reason: str) -> None:
-        removed = {}
-        for log in (OFFSETS, COMMITS):
-            for batch in self._log.batches(log):
-                text = self._log.read(log, batch) if batch >= first_removed else None
-                if text is not None:
-                    removed[f"{log}/{batch}"] = text
-        lineage = type(self._job_dir.lineage())(self._job_dir.lineage().value + 1)
-        intent = RewindIntent(first_removed, lineage, reason, removed)
-        LOG.warning("rewinding so that micro-batch %s is planned again: %s", first_removed, reason)
-        # This order matters: if a commits/ entry vanished before the intent is durable, Spark
-        # would run the newest micro-batch again and skip the input of those in between.
-        self._observer.before(Step.REWIND_INTENT, str(first_removed))
-        self._job_dir.write_rewind(intent)
-        self._observer.after(Step.REWIND_INTENT, str(first_removed))
-
-    def _finish_rewind(self) -> None:
-        intent = self._job_dir.open_rewind()
-        if intent is None:
-            raise InternalError("there is no rewind to finish")
-        newest_first = sorted(intent.removed, key=lambda e: (-int(e.split("/")[1]), e))
-        for entry in newest_first:
-            self._observer.before(Step.REWIND_DELETE, entry)
-            self._log.remove(entry)
-            self._observer.after(Step.REWIND_DELETE, entry)
-        if intent.first_removed == BatchId(0):
-            self._log.clear_state()
-        self._job_dir.close_rewind(intent)
-
-    def _sweep(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
-        kept = [c for s in staged.values() for c in s.committables]
+    def _sweep(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
+        # Below, everything decided is committed by now, and nothing else may stay open.
+        kept = [c for s in staged.values() if s.batch >= facts.first_open for c in s.committables]
         for committer in self._committers.values():
+            self._ownership.check()
             count = self._patiently(partial(committer.sweep, kept, frozenset))
             if count:
                 LOG.info("aborted %s leftover transactions, as expected after a crash", count)
 
-    def _forget_confirmed(self, staged: Mapping[str, StagedBatch], decisions: Mapping[int, Decision]) -> None:
+    def _forget_confirmed(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
         """Delete staged files that a crash left behind a receipt; every decision has one by now."""
-        newest = max((d.batch for d in decisions.values()), default=None)
         for name, batch in staged.items():
-            if newest is not None and batch.batch <= newest:
+            if batch.batch < facts.first_open:
                 self._job_dir.delete_staged(batch.lineage, name)
+        if facts.newest is not None:
+            self._log.forget_retired()
 
     # -- waiting --------------------------------------------------------------------------------
     def _patiently(self, ask: Callable[[], T]) -> T:
@@ -222,3 +363,22 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
     for committable in committables:
         grouped[committable.sink].append(committable)
     return dict(grouped)
+
+
+def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
+    """Whether a micro-batch of the live lineage is not covered by the newest decision."""
+    return staged.lineage > newest.lineage or staged.batch > newest.batch
+
+
+def sweep_after_stop(job_dir: JobDir, committers: Mapping[str, Committer]) -> None:
+    """Abort what the micro-batch behind the final barrier had begun to write; Spark is not running."""
+    staged, newest = job_dir.staged_batches(job_dir.lineage()).values(), job_dir.newest_commit()
+    if newest is not None and job_dir.receipt(newest.checkpoint) is None:
+        # Decided and interrupted: the next start commits what it names.
+        newest = None
+    kept = [c for s in staged if newest is None or _is_behind(s, newest) for c in s.committables]
+    for committer in committers.values():
+        try:
+            committer.sweep(kept, frozenset)
+        except EnvironmentFault as fault:
+            LOG.warning("leftovers are swept by the next start: %s", fault)

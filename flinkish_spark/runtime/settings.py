@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import enum
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +12,19 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.runtime.listeners import JobListener
+from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.steps import Observer
+from flinkish_spark.runtime.threads import Threads
+from flinkish_spark.savepoints.settings import RestoreSettings
+
+
+class Standby(enum.Enum):
+    """What a driver does while another one owns the job."""
+
+    REFUSE = "REFUSE"
+    #: Wait until the owner's process has ended, then take the job over.
+    WAIT = "WAIT"
 
 
 @dataclass(frozen=True)
@@ -23,7 +38,14 @@ class JobSettings:
     trigger_ms: int
     shuffle_partitions: int
     clock: Clock
+    threads: Threads
     observer: Observer
+    hooks: MasterHooks = field(default_factory=MasterHooks)
+    listeners: tuple[JobListener, ...] = ()
+    restore: RestoreSettings | None = None
+    random: Callable[[], float] = random.random
+    standby: Standby = Standby.REFUSE
+    standby_poll_ms: int = 200
 
 
 @dataclass

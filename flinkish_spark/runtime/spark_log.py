@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.errors import CorruptObjectError, FencedError
-from flinkish_spark.protocol.ids import BatchId, OwnerEpoch
+from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.store import ObjectMissing, Store
 
 OFFSETS, COMMITS = "offsets", "commits"
@@ -84,6 +84,40 @@ class SparkLog:
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
 
+    def retire(self, lineage: Lineage) -> None:
+        """Move Spark's whole checkpoint aside and begin an empty one; `lineage` is the new one.
+
+        May be cut off and repeated, but not once Spark has written into the new one.
+        """
+        aside = self._retired / str(lineage)
+        try:
+            if aside.exists():
+                # Cut off behind the rename: what is here now is empty, or from a JVM that is fenced.
+                shutil.rmtree(self.location, ignore_errors=True)
+            else:
+                aside.parent.mkdir(exist_ok=True)
+                os.rename(self.location, aside)
+            self.location.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot move Spark's checkpoint {self.location} aside",
+                why=str(error),
+                what_to_do="check that the disk is there and may be written by this user",
+            ) from error
+
+    def forget_retired(self) -> None:
+        """Delete what :meth:`retire` moved aside, once there is a checkpoint in the new log."""
+        shutil.rmtree(self._retired, ignore_errors=True)
+
+    @property
+    def root(self) -> Path:
+        """Return the job directory."""
+        return Path(self.location).parents[self.folder.count("/")]
+
+    @property
+    def _retired(self) -> Path:
+        return self.root / "spark-retired"
+
     def clear_state(self) -> None:
         """Delete all state, when a rewind goes back to before the first micro-batch.
 
@@ -98,6 +132,16 @@ class SparkLog:
             raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
         self.store.delete(f"{self.folder}/{entry}")
+
+
+def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:
+    """Return the error about an entry that Spark needs and that nothing holds a copy of."""
+    return CorruptObjectError(
+        f"Spark's log entry {log}/{batch} is gone",
+        why=f"checkpoint {checkpoint} cannot be gone on from without it, and there is no copy",
+        what_to_do="restore the file from a backup, or go back to an older checkpoint",
+        checkpoint=checkpoint,
+    )
 
 
 @dataclass(frozen=True, slots=True)

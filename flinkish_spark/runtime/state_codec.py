@@ -46,6 +46,14 @@ class StateLayout:
         return pa.schema(fields + [pa.field(f"value_{i}", t) for i, t in enumerate(self.values)])
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What a state value says about itself: whose it is, and the stored types of each state."""
+
+    owner: str
+    types: Mapping[str, str]
+
+
 #: Entries of one state: key -> value. A key or value of one column is a scalar, else a tuple.
 Entries = Mapping[Any, Any]
 
@@ -88,6 +96,23 @@ def decode_states(uid: str, layouts: Sequence[StateLayout], data: bytes) -> dict
         layout.name: _decode_section(layout, sections[layout.name]) if layout.name in sections else {}
         for layout in layouts
     }
+
+
+def describe_state(data: bytes) -> StoredState:
+    """Return whose a state value is and what it holds, without a declaration; checks all of it.
+
+    Raises
+    ------
+    StateCodecError
+        The frame is damaged.
+    """
+    sections = _split(data)
+    owner = bytes(sections.pop(_OWNER, b"")).decode("utf-8", "replace")
+    types = {}
+    for name, payload in sections.items():
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            types[name] = _types(reader.schema)
+    return StoredState(owner, types)
 
 
 def _columns(rows: Sequence[Any], width: int) -> list[Sequence[Any]]:

@@ -1,71 +1,90 @@
 """The supervisor: take over, recover, start the query, watch it, start it again.
 
 One object per `execute`. The order of a start is the protocol's: preflight, lock, settings, owner
-epoch, fence, recovery, and only then Spark. Up to the lock nothing is written anywhere.
+epoch, fence, recovery, hooks, and only then the query. Up to the lock nothing is written anywhere.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge import is_gateway_gone
-from flinkish_spark.coordinator import CheckpointCoordinator, CoordinatorParts
-from flinkish_spark.errors import EnvironmentFault, FlinkishError, InputLostError, SparkGoneError
-from flinkish_spark.graph.planner import PlannedJob, Planner
-from flinkish_spark.graph.stream_graph import StreamGraph
+from flinkish_spark.answers import Asked, CheckpointAnswer
+from flinkish_spark.coordinator import CheckpointCoordinator
+from flinkish_spark.errors import (
+    FencedError,
+    FlinkishError,
+    InputLostError,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
-from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.failures import CheckpointFailureReason, FailureManager
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.job_status import JobEvent, JobStatus
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
-from flinkish_spark.protocol.restart import GiveUp, RestartHistory
+from flinkish_spark.protocol.statistics_history import StatisticsHistory
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
-from flinkish_spark.runtime.control_source import ControlFile, ControlSource
+from flinkish_spark.runtime.control_source import ControlFile
+from flinkish_spark.runtime.coordinator_parts import CoordinatorParts
+from flinkish_spark.runtime.engine import OwnerLock, QueryEngine, QueryPlan, RunningQuery, StagingContext
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
-from flinkish_spark.runtime.failures import QueryFailed, RepeatableUserError, classify
-from flinkish_spark.runtime.inputs import DroppedRecords, Inputs, until_answered
-from flinkish_spark.runtime.ownership import JobLock, Ownership, seal_next_checkpoint, take_over
-from flinkish_spark.runtime.preflight import check_before_start, record_job
-from flinkish_spark.runtime.query import query_conf, start_query
-from flinkish_spark.runtime.recovering import Recovery
+from flinkish_spark.runtime.failures import QueryFailed, classify
+from flinkish_spark.runtime.inputs import Inputs, until_answered
+from flinkish_spark.runtime.listeners import JobStates
+from flinkish_spark.runtime.outside import Outside, RewindOrdered
+from flinkish_spark.runtime.ownership import Ownership, seal_open_ids, take_over
+from flinkish_spark.runtime.recovering import Recovery, sweep_after_stop
+from flinkish_spark.runtime.restarting import RestartPolicy
+from flinkish_spark.runtime.retiring import CompletedCheckpoints
+from flinkish_spark.runtime.rewinding import RewindRefused
 from flinkish_spark.runtime.settings import JobProgress, JobSettings
-from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
-from flinkish_spark.sinks.base import Committer, SinkContext
-from flinkish_spark.store import LocalStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
+from flinkish_spark.runtime.standby import wait_for_lock
+from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.sinks.base import Committer
 
 LOG = logging.getLogger(__name__)
-_WATCH_SECONDS = 0.1
-#: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
-_PROGRESS_MS = 1_000
+_WATCH_MS = 100
+
+
+class _Turn(enum.Enum):
+    """How an ownership of the job directory ended."""
+
+    OVER = "OVER"
+    TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
 
 
 class Supervisor:
-    """Runs a job until it is stopped or fails for good."""
+    """Runs a job until it is stopped or fails for good.
 
-    def __init__(self, spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> None:
-        self._spark, self._graph, self._settings = spark, graph, settings
-        self._job_dir = JobDir(LocalStore(settings.root))
-        self._stop_wanted = threading.Event()
-        self._cancel_wanted = threading.Event()
-        self._attempts = itertools.count(1)
-        self._blocks = BlockPool()
+    Parameters
+    ----------
+    engine
+        Runs the queries.
+    settings
+        Of this `execute`.
+    job_dir
+        The job's directory.
+    """
+
+    def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
+        self._engine, self._settings, self._job_dir = engine, settings, job_dir
+        self._stop_wanted, self._cancel_wanted = threading.Event(), threading.Event()
+        self._attempts, self._blocks = itertools.count(1), BlockPool()
         self._coordinator: CheckpointCoordinator | None = None
-        #: Records on which a user function raised: the second time ends the job.
-        self._failed_records: set[tuple[object, ...]] = set()
-        #: Those of them that name no record; after a checkpoint it is another one.
-        self._unplaced_failures: set[tuple[object, ...]] = set()
-        self._dropped, self._dropped_by_sinks = DroppedRecords(), 0
-        self.history = RestartHistory()
+        self._tracker: CheckpointTracker | None = None
+        self._failures = FailureManager(settings.checkpoint.tolerable_failures)
+        self._dropped_by_sinks = 0
+        self._restarts = RestartPolicy(settings.restart, settings.random)
         self.progress = JobProgress()
+        self._outside = Outside(job_dir, settings.clock, self.ask, self.cancel)
+        self.states = JobStates(engine.uids, settings.listeners)
 
     # -- called by other threads ----------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
@@ -75,6 +94,23 @@ class Supervisor:
     def cancel(self) -> None:
         """Stop at once; the next start goes on from the last checkpoint."""
         self._cancel_wanted.set()
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for a checkpoint or a savepoint; refused while no query runs."""
+        coordinator = self._coordinator
+        if coordinator is None or coordinator.is_stopping:
+            asked.on_answer(CheckpointAnswer.refused(CheckpointFailureReason.PARTICIPANT_NOT_RUNNING))
+        else:
+            coordinator.ask(asked)
+
+    @property
+    def statistics(self) -> StatisticsHistory:
+        """Return the history of checkpoints; empty before the takeover."""
+        return StatisticsHistory() if self._tracker is None else self._tracker.history
+
+    def _in_use(self) -> frozenset[CheckpointId]:
+        coordinator = self._coordinator
+        return frozenset() if coordinator is None else coordinator.exporting
 
     def _is_stopping(self) -> bool:
         coordinator = self._coordinator
@@ -89,63 +125,91 @@ class Supervisor:
         FlinkishError
             The job cannot start, or failed in a way that a restart does not mend.
         """
-        planned = check_before_start(self._spark, self._graph, self._settings, self._job_dir)
-        lock = JobLock(self._settings.root / "owner.lock")
-        lock.acquire()
+        lock: OwnerLock | None = None
         try:
-            self._run_owned(planned)
+            self._engine.check()
+            lock = self._engine.lock()
+            wait_for_lock(lock, self._settings, self._cancel_wanted)
+            while self._run_owned() is _Turn.TAKE_OVER_AGAIN:
+                self._blocks.forget()
+        except FencedError:
+            self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
+            raise
+        except BaseException as error:
+            self.states.over(str(error))
+            raise
         finally:
             self.progress.is_running = False
-            lock.release()
+            if lock is not None:
+                lock.release()
+            self._settings.hooks.close()
 
-    def _run_owned(self, planned: PlannedJob) -> None:
-        settings = self._settings
-        job = record_job(self._spark, self._graph, planned, settings, self._job_dir)
+    def _run_owned(self) -> _Turn:
+        settings, job = self._settings, self._engine.record_job()
         ownership = take_over(self._job_dir, settings.clock)
-        folder = fence_spark_folder(settings.root, ownership.epoch)
-        log = SparkLog(self._job_dir.store, folder, settings.root / folder)
-        inputs = Inputs(self._graph.sources, self._job_dir, log)
-        committers = self._committers(planned, job, ownership)
+        self._outside.took_over(ownership.epoch)
+        log = self._engine.fenced_log(ownership)
+        inputs = Inputs(self._engine.sources, self._job_dir, log)
+        committers = self._engine.committers(job, ownership)
+        self._pins = self._engine.pins(log)
+        keeping = (settings.checkpoint, self._pins, self._in_use, ownership)
+        self._completed = CompletedCheckpoints(self._job_dir, *keeping)
+        self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
         try:
             while True:
                 try:
-                    self._run_query(job, ownership, log, inputs, committers)
-                    return
+                    self._run_query(job, ownership, log, inputs, committers, tracker)
+                    break
                 except Interrupted:
-                    return
+                    break
+                except RewindOrdered as order:
+                    LOG.warning("%s", order)
+                    self.states.on(JobEvent.FAILURE, str(order))
+                    self.states.on(JobEvent.RESTART, str(order))
+                    # Spark goes on cleaning the folder of a query that has ended, by the highest
+                    # version that it saw: the rewound one gets a folder that Spark does not know.
+                    return _Turn.TAKE_OVER_AGAIN
                 except Exception as error:
                     self._survive(classify(error), inputs)
                     # A zombie must not seal the id that the newer owner is about to decide.
                     ownership.check()
-                    # The id that was pending is never used again, whatever became of its barrier.
-                    seal_next_checkpoint(ownership, settings.clock)
+                    # Ids that were pending are never used again, whatever became of their barriers.
+                    seal_open_ids(ownership, settings.clock)
                     self._blocks.forget()
+            self._ended()
+            return _Turn.OVER
         finally:
             for committer in committers.values():
                 committer.close()
 
+    def _ended(self) -> None:
+        if not self._cancel_wanted.is_set():
+            is_running = self.states.status is JobStatus.RUNNING
+            self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
+            return
+        self.states.on(JobEvent.CANCEL)
+        self._completed.cancelled(self._settings.clock)
+        self.states.on(JobEvent.ALL_ENDED)
+
     def _survive(self, error: FlinkishError, inputs: Inputs) -> None:
         """Wait before the next attempt, or raise."""
         self.progress.last_error = str(error)
+        if isinstance(error, FencedError):
+            raise error
+        self.states.on(JobEvent.FAILURE, str(error))
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             inputs.check()
-        if isinstance(error, SparkGoneError) or not error.restartable or self._cancel_wanted.is_set():
-            raise inputs.named(self._spark, error)
-        if isinstance(error, RepeatableUserError):
-            if error.record in self._failed_records:
-                raise error
-            self._failed_records.add(error.record)
-            if not error.is_placed:
-                self._unplaced_failures.add(error.record)
-        self.history = self.history.failed(self._settings.clock.monotonic_ms())
-        verdict = self._settings.restart.decide(self.history)
-        if isinstance(verdict, GiveUp):
-            LOG.error("not restarting: %s", verdict.reason)
-            raise error
+        if self._cancel_wanted.is_set():
+            raise self._engine.place_of(error, inputs)
+        try:
+            delay_ms = self._restarts.delay_ms_after(error, self._settings.clock.monotonic_ms())
+        except FlinkishError:
+            raise self._engine.place_of(error, inputs) from None
         self.progress.restarts += 1
-        LOG.warning("restarting in %s ms after: %s", verdict.delay_ms, error)
-        self._cancel_wanted.wait(verdict.delay_ms / 1000)
+        LOG.warning("restarting in %s ms after: %s", delay_ms, error)
+        self.states.on(JobEvent.RESTART, str(error))
+        self._settings.clock.wait(self._cancel_wanted, delay_ms)
         if self._cancel_wanted.is_set():
             raise error
 
@@ -157,19 +221,82 @@ class Supervisor:
         log: SparkLog,
         inputs: Inputs,
         committers: Mapping[str, Committer],
+        tracker: CheckpointTracker,
     ) -> None:
         settings = self._settings
         confirmation = Confirmation(
             self._job_dir,
             ownership,
             committers,
-            self._graph.sources,
+            self._engine.sources,
             settings.clock,
             settings.observer,
             self._is_stopping,
         )
         self._coordinator = None
-        start, kept = Recovery(
+        start, kept = self._recover(ownership, log, committers, confirmation, tracker)
+        if not until_answered(inputs.check, lambda: self._is_stopping() or self._stop_wanted.is_set()):
+            raise Interrupted("waiting for the input")
+        control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
+        plan = self._engine.plan(control)
+        newest = self._job_dir.newest_commit()
+        if newest is not None:
+            self._engine.confirmed(newest)
+        gate = AdmissionGate(settings.clock)
+        coordinator = CheckpointCoordinator(
+            CoordinatorParts(
+                config=settings.checkpoint,
+                clock=settings.clock,
+                threads=settings.threads,
+                job_dir=self._job_dir,
+                ownership=ownership,
+                log=log,
+                control=control,
+                confirmation=confirmation,
+                committers=committers,
+                channels=plan.channels,
+                operators=self._engine.operators,
+                uids=self._engine.uids,
+                hooks=settings.hooks,
+                blocks=self._blocks,
+                gate=gate,
+                observer=settings.observer,
+                failures=self._failures,
+                tracker=tracker,
+                on_confirmed=self._on_confirmed,
+                on_aborted=self.states.aborted,
+                write_savepoint=lambda decision, target: self._engine.write_savepoint(decision, target, log),
+                on_receipt=self._completed.completed,
+            ),
+            kept,
+        )
+        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks)
+        writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs)
+        query = plan.start(log, writer)
+        coordinator.start()
+        # Not before: whoever asks a coordinator that never starts would wait for ever.
+        self._coordinator = coordinator
+        self.progress.is_running = True
+        self.states.on(JobEvent.STARTED)
+        try:
+            self._watch(query, writer, coordinator)
+        finally:
+            self.progress.is_running = False
+            self._tear_down(query, gate, coordinator)
+            self._failures = coordinator.failures
+        if self._stop_wanted.is_set() or coordinator.final_confirmed.is_set():
+            sweep_after_stop(self._job_dir, committers)
+
+    def _recover(
+        self,
+        ownership: Ownership,
+        log: SparkLog,
+        committers: Mapping[str, Committer],
+        confirmation: Confirmation,
+        tracker: CheckpointTracker,
+    ) -> tuple[StartSpark, list[StagedBatch]]:
+        settings = self._settings
+        recovery = Recovery(
             self._job_dir,
             log,
             ownership,
@@ -178,101 +305,59 @@ class Supervisor:
             settings.clock,
             settings.observer,
             self._is_stopping,
-        ).run()
-        if not until_answered(inputs.check, lambda: self._is_stopping() or self._stop_wanted.is_set()):
-            raise Interrupted("waiting for the input")
-        control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
-        with query_conf(self._spark, settings.shuffle_partitions):
-            self._spark.dataSource.register(ControlSource)
-            planned = Planner(self._spark, str(control.path), settings.shuffle_partitions).plan(self._graph)
-            gate = AdmissionGate()
-            coordinator = CheckpointCoordinator(
-                CoordinatorParts(
-                    config=settings.checkpoint,
-                    clock=settings.clock,
-                    job_dir=self._job_dir,
-                    ownership=ownership,
-                    log=log,
-                    control=control,
-                    confirmation=confirmation,
-                    committers=committers,
-                    channels={sink.uid: sink.channels for sink in planned.sinks},
-                    uids=self._graph.uids(),
-                    blocks=self._blocks,
-                    gate=gate,
-                    observer=settings.observer,
-                    on_confirmed=self._on_confirmed,
-                ),
-                kept,
-            )
-            self._coordinator = coordinator
-            writer = self._epoch_writer(planned, job, ownership, start, gate, coordinator, inputs)
-            query = start_query(
-                self._spark,
-                planned,
-                writer,
-                name=settings.name,
-                checkpoint_location=str(log.location),
-                trigger_ms=settings.trigger_ms,
-            )
-        coordinator.start()
-        self.progress.is_running = True
+            pins=self._pins,
+            lower_offsets=self._lower_offsets,
+            reseeding=self._engine.reseeding(log),
+        )
         try:
-            self._watch(query, writer, coordinator)
-        finally:
-            self.progress.is_running = False
-            self._tear_down(query, gate, coordinator)
-        if self._stop_wanted.is_set():
-            self._sweep_after_stop(committers)
+            start, kept = recovery.run()
+        except RewindRefused as refused:
+            if self.states.status is JobStatus.CREATED:
+                raise
+            # The order is closed. A job that runs well does not end because of a wrong wish.
+            LOG.error("the order is not carried out: %s", refused)
+            start, kept = recovery.run()
+        newest = self._job_dir.newest_commit()
+        if newest is None:
+            settings.hooks.restore(*(self._engine.restored_hooks() or (None, {})))
+        else:
+            settings.hooks.restore(newest.checkpoint, newest.hook_states)
+        tracker.settle()
+        if newest is not None:
+            tracker.restored(newest.checkpoint)
+            self._failures = self._failures.completed(newest.checkpoint)
+        return start, kept
 
-    def _watch(self, query: StreamingQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
-        final_triggered, clock = False, self._settings.clock
-        asked_ms = clock.monotonic_ms()
+    def _lower_offsets(self, position: LoggedOffsets) -> None:
+        for node in self._engine.sources:
+            node.source.lower_offsets(position)
+
+    def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
+        final_triggered = False
         while not self._cancel_wanted.is_set():
+            self._outside.look()
             if coordinator.failure is not None:
                 raise coordinator.failure
             if coordinator.final_confirmed.is_set():
                 return
             if self._stop_wanted.is_set() and not final_triggered:
-                coordinator.trigger_final()
+                coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
                 final_triggered = True
-            if not query.isActive:
+            if not query.is_active:
                 failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
                 raise failure or query.exception() or QueryFailed("the query ended by itself")
-            if clock.monotonic_ms() - asked_ms >= _PROGRESS_MS:
-                self._count_dropped(query)
-                asked_ms = clock.monotonic_ms()
-            self._cancel_wanted.wait(_WATCH_SECONDS)
-
-    def _count_dropped(self, query: StreamingQuery) -> None:
-        if any(node.source.drops_records for node in self._graph.sources):
-            self._dropped.read(query)
-            self.progress.dropped = self._dropped.total + self._dropped_by_sinks
+            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            self._settings.clock.wait(self._cancel_wanted, _WATCH_MS)
 
     def _tear_down(
-        self, query: StreamingQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
+        self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
     ) -> None:
         """End query and coordinator; both have ended when this returns, or the JVM is gone."""
         gate.stop()
         coordinator.stop()
-        try:
-            query.stop()
-            self._count_dropped(query)
-        except Exception as error:
-            if not is_gateway_gone(error):
-                LOG.warning("stopping the query failed: %s", error)
-        if coordinator.is_alive():
-            coordinator.join()
-
-    def _sweep_after_stop(self, committers: Mapping[str, Committer]) -> None:
-        """Abort what the micro-batch behind the final barrier had begun to write."""
-        staged = self._job_dir.staged_batches(self._job_dir.lineage()).values()
-        kept = [c for s in staged for c in s.committables]
-        for committer in committers.values():
-            try:
-                committer.sweep(kept, frozenset)
-            except EnvironmentFault as fault:
-                LOG.warning("leftovers are swept by the next start: %s", fault)
+        query.stop()
+        self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+        coordinator.join()
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
         progress = self.progress
@@ -282,51 +367,34 @@ class Supervisor:
             for ack in batch.acks:
                 progress.rows_by_sink[ack.sink] = progress.rows_by_sink.get(ack.sink, 0) + ack.rows
                 self._dropped_by_sinks += sum(t.dropped for t in ack.tasks)
-        progress.dropped = self._dropped.total + self._dropped_by_sinks
-        self._failed_records -= self._unplaced_failures
-        self._unplaced_failures.clear()
-        self.history = self.history.ran_well()
-
-    # -- parts ----------------------------------------------------------------------------------
-    def _contexts(self, planned: PlannedJob, job: JobUuid, ownership: Ownership) -> dict[str, SinkContext]:
-        return {
-            sink.uid: SinkContext(job, ownership.epoch, sink.uid, sink.schema, self._settings.checkpoint)
-            for sink in planned.sinks
-        }
-
-    def _committers(self, planned: PlannedJob, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
-        """Return the committers in the order in which sinks commit: as declared."""
-        contexts = self._contexts(planned, job, ownership)
-        return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in planned.sinks}
+        self._restarts.ran_well()
+        self._engine.confirmed(decision)
+        self.states.completed(decision.checkpoint)
 
     def _epoch_writer(
         self,
-        planned: PlannedJob,
-        job: JobUuid,
-        ownership: Ownership,
+        plan: QueryPlan,
+        context: StagingContext,
         start: StartSpark,
         gate: AdmissionGate,
         coordinator: CheckpointCoordinator,
         inputs: Inputs,
     ) -> EpochWriter:
-        contexts = self._contexts(planned, job, ownership)
-        notify = coordinator.on_staged
-
-        def note(staged: StagedBatch) -> None:
+        def note(staged: StagedBatch, sync_ms: int) -> None:
             if staged.checkpoints and not until_answered(inputs.check_identity, self._is_stopping):
                 raise Interrupted("looking for the input")
-            notify(staged)
+            self.states.tasks_run()
+            coordinator.on_staged(staged, sync_ms)
 
         parts = EpochWriterParts(
             job_dir=self._job_dir,
-            ownership=ownership,
-            lineage=self._job_dir.lineage(),
-            writers={s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in planned.sinks},
-            blocks=self._blocks,
+            ownership=context.ownership,
+            staging=plan.staging(context),
             attempts=self._attempts,
+            clock=self._settings.clock,
             observer=self._settings.observer,
             gate=gate,
             notify=note,
             must_wait=coordinator.must_wait,
         )
-        return EpochWriter(planned.sinks, start.next_batch, parts)
+        return EpochWriter(start.next_batch, parts)

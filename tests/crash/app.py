@@ -17,9 +17,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from demo.app import build, parse_args, session
-from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.decisions import Decision, Receipt
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Committable, StagedBatch
+from flinkish_spark.runtime.completion import Completion
 from flinkish_spark.runtime.recovering import Recovery
 from flinkish_spark.testing.crashing import observer_from
 
@@ -30,21 +31,22 @@ BROKEN_VARIABLE = "FLINKISH_BROKEN"
 def decide_after_the_commits() -> None:
     """Make data visible first and decide afterwards."""
 
-    def complete(self: CheckpointCoordinator, decision: Decision) -> None:
+    def complete(self: Completion, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
         receipt = self._parts.confirmation.confirm(decision)
         self._decide(decision)
-        self._finished(decision, receipt)
+        on_decided()
+        self._clean_up(decision)
+        return receipt
 
-    CheckpointCoordinator._complete = complete  # type: ignore[method-assign]
+    Completion.complete = complete  # type: ignore[method-assign]
 
 
 def commit_the_leftovers() -> None:
     """Commit what a cut-off micro-batch left behind; Spark runs that micro-batch again."""
 
     def commit(self: Recovery, sink: str, committables: Sequence[Committable]) -> None:
-        # The newest id is the one that was sealed at the takeover: later checkpoints still commit.
-        newest = self._job_dir.decided_ids()[-1]
-        self._committers[sink].commit(newest, committables)
+        # An id below all others: later checkpoints still commit.
+        self._committers[sink].commit(CheckpointId(0), committables)
 
     Recovery._abort_sink = commit  # type: ignore[method-assign]
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flinkish_spark.protocol.checkpoint import transition_table
+from flinkish_spark.protocol.failures import failure_reason_table
+from flinkish_spark.protocol.job_status import job_status_table, task_state_table
+from flinkish_spark.protocol.recovery import recovery_table
 
+#: Document, marker around the table, and what prints it.
+GENERATED = [
+    ("docs/protocol.md", "transition-table", transition_table),
+    ("docs/protocol.md", "failure-reasons", failure_reason_table),
+    ("docs/protocol.md", "recovery-table", recovery_table),
+    ("docs/protocol.md", "job-status", job_status_table),
+    ("docs/protocol.md", "task-state", task_state_table),
+]
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -36,11 +48,12 @@ def names(documents: list[Path]) -> list[str]:
     return [str(document.relative_to(ROOT)) for document in documents]
 
 
-def test_the_transition_table_is_the_code_s() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition("<!-- transition-table -->\n")
-    table, _, _ = rest.partition("\n<!-- /transition-table -->")
-    assert table == transition_table()
+@pytest.mark.parametrize(("document", "marker", "table"), GENERATED, ids=[one[1] for one in GENERATED])
+def test_tables_are_the_code_s(document: str, marker: str, table: Callable[[], str]) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"<!-- {marker} -->\n")
+    found, _, _ = rest.partition(f"\n<!-- /{marker} -->")
+    assert found == table()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))

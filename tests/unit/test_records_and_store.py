@@ -1,5 +1,7 @@
+import hashlib
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -11,25 +13,17 @@ from flinkish_spark.errors import (
     StoreError,
 )
 from flinkish_spark.job_dir import JobDir
-from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, Verdict
+from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import EnvelopeError, NewerFormatError, seal, unseal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import RewindKind, Tables
+from flinkish_spark.protocol.outcomes import Outcome
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Barrier, Committable, SinkAck, StagedBatch, TaskAck
-from flinkish_spark.runtime.ownership import JobLock, seal_next_checkpoint, take_over
+from flinkish_spark.runtime.ownership import JobLock, seal_open_ids, take_over
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog, fence_spark_folder
 from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing
-
-
-class Clock:
-    def monotonic_ms(self):
-        return 0
-
-    def wall_ms(self):
-        return 1_700_000_000_000
-
-    def sleep_ms(self, duration_ms):
-        pass
-
+from tests.clocks import ManualClock
 
 STAGED = StagedBatch(
     Lineage(0),
@@ -45,19 +39,74 @@ DECISION = Decision(
 )
 
 
+def trigger(number: int, owner_epoch: int = 1) -> TriggerRecord:
+    return TriggerRecord(CheckpointId(number), OwnerEpoch(owner_epoch), CheckpointPurpose.PERIODIC, 7)
+
+
+def commit(number: int, owner_epoch: OwnerEpoch) -> Decision:
+    return Decision(CheckpointId(number), Verdict.COMMIT, owner_epoch, 0, batches=(STAGED,))
+
+
 @pytest.mark.parametrize(
     "value",
     [
         STAGED,
         DECISION,
         Decision(CheckpointId(2), Verdict.ABORT, OwnerEpoch(1), 5, "expired"),
+        replace(
+            DECISION,
+            purpose=CheckpointPurpose.FINAL_SAVEPOINT,
+            triggered_at_ms=4,
+            finished=("orders",),
+            hook_states={"catalog": {"version": 3}, "empty": None},
+        ),
+        TriggerRecord(CheckpointId(3), OwnerEpoch(2), CheckpointPurpose.SAVEPOINT, 9),
         Receipt(CheckpointId(1), OwnerEpoch(1), 5, {"kafka": ["COMMITTED"]}, {"g": {"t": {"0": 7}}}),
         RewindIntent(BatchId(3), Lineage(1), "dead", {"commits/3": "v1\n{}"}),
+        RewindIntent(
+            BatchId(0), Lineage(2), "", {}, RewindKind.PLAIN, CheckpointId(1), Tables.RESTORE, "order-1"
+        ),
     ],
 )
 def test_records_survive_their_stored_form(value):
     stored = json.loads(json.dumps(value.to_json()))
     assert type(value).from_json(stored) == value
+
+
+def test_records_of_versions_before_purposes_and_orders_can_be_read():
+    old = DECISION.to_json()
+    for name in ("purpose", "triggered_at_ms", "finished", "hook_states"):
+        del old[name]
+    assert Decision.from_json(old) == DECISION
+    intent = RewindIntent(BatchId(3), Lineage(1), "dead", {})
+    old = intent.to_json()
+    for name in ("kind", "target", "tables", "order_id"):
+        del old[name]
+    assert RewindIntent.from_json(old) == intent
+
+
+def test_a_decision_knows_its_batch_and_what_each_sink_staged_in_batch_order():
+    later = replace(STAGED, batch=BatchId(4), committables=(Committable("delta", {}), *STAGED.committables))
+    decision = replace(DECISION, batches=(STAGED, later))
+    assert decision.batch == BatchId(4)
+    assert [int(batch.batch) for batch, _ in decision.committables_of("kafka")] == [3, 4]
+    assert decision.committables_of("delta") == ((later, Committable("delta", {})),)
+    assert decision.committables_of("none") == ()
+    assert (STAGED.checkpoints, STAGED.acks[0].rows) == ({CheckpointId(1)}, 5)
+    assert STAGED.acks[0].digest == 2**64 - 9
+
+
+def test_an_intent_says_what_the_history_will_say():
+    intent = RewindIntent(BatchId(3), Lineage(2), "", {}, RewindKind.PLAIN, CheckpointId(1))
+    past = intent.past()
+    assert (past.lineage, past.kind, past.target) == (Lineage(2), RewindKind.PLAIN, CheckpointId(1))
+
+
+def test_outcomes_that_need_no_further_call():
+    assert {outcome for outcome in Outcome if outcome.is_done} == {
+        Outcome.COMMITTED,
+        Outcome.ALREADY_COMMITTED,
+    }
 
 
 def test_a_commit_without_a_batch_is_refused():
@@ -81,6 +130,11 @@ def test_an_envelope_shows_every_kind_of_damage():
         unseal("receipt", data.replace(b'"format": 1', b'"format": 2'))
     with pytest.raises(ValueError):
         seal("receipt", {"a": float("nan")})
+    # Well sealed, and still no object.
+    digest = hashlib.sha256(b"receipt\n1\n[]").hexdigest()
+    head = json.dumps({"kind": "receipt", "format": 1, "sha256": digest})
+    with pytest.raises(EnvelopeError, match="is not an object"):
+        unseal("receipt", f"{head}\n[]\n".encode())
 
 
 def test_of_many_creators_exactly_one_wins(tmp_path):
@@ -128,6 +182,7 @@ def test_job_settings_must_stay_the_same(tmp_path):
 
 
 def test_a_newer_format_and_a_torn_file_are_told_apart(tmp_path):
+    """Behaviour 72: corrupt newest is an error, never a silent older restore."""
     job_dir = JobDir(LocalStore(tmp_path))
     job_dir.create_decision(DECISION)
     path = tmp_path / "checkpoints/1/decision.json"
@@ -141,6 +196,7 @@ def test_a_newer_format_and_a_torn_file_are_told_apart(tmp_path):
 
 
 def test_ids_are_ordered_by_number_not_by_name(tmp_path):
+    """Behaviour 72."""
     job_dir = JobDir(LocalStore(tmp_path))
     for number in (2, 10, 9, 1):
         job_dir.create_decision(Decision(CheckpointId(number), Verdict.ABORT, OwnerEpoch(1), 0))
@@ -148,15 +204,36 @@ def test_ids_are_ordered_by_number_not_by_name(tmp_path):
     assert job_dir.newest_commit() is None
 
 
-def test_a_takeover_seals_the_id_that_a_zombie_may_decide(tmp_path):
+def test_an_id_is_taken_once(tmp_path):
+    """Behaviour 78: of many who want it one gets it."""
+    job_dir, results = JobDir(LocalStore(tmp_path)), []
+    barrier = threading.Barrier(8)
+
+    def take(epoch):
+        barrier.wait()
+        results.append(job_dir.create_trigger(trigger(5, epoch)))
+
+    threads = [threading.Thread(target=take, args=(n,)) for n in range(1, 9)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert results.count(CreateResult.CREATED) == 1
+    assert [int(c) for c in job_dir.decided_ids()] == [5]
+
+
+def test_a_takeover_seals_the_ids_that_a_zombie_may_decide(tmp_path):
+    """Behaviour 11: a pending id of an earlier owner is never used for anything else."""
     job_dir = JobDir(LocalStore(tmp_path))
-    first = take_over(job_dir, Clock())
-    assert (first.epoch, job_dir.decided_ids()) == (OwnerEpoch(1), (CheckpointId(1),))
+    first = take_over(job_dir, ManualClock())
+    assert (first.epoch, job_dir.decided_ids()) == (OwnerEpoch(1), ())
     first.check()
-    second = take_over(job_dir, Clock())
-    # The zombie had triggered 2 and now tries to decide it.
-    decision = Decision(CheckpointId(2), Verdict.COMMIT, first.epoch, 0, batches=(STAGED,))
-    assert job_dir.create_decision(decision) is CreateResult.EXISTS
+    for number in (2, 3, 10):
+        job_dir.create_trigger(trigger(number))
+    job_dir.create_decision(commit(3, first.epoch))
+    second = take_over(job_dir, ManualClock())
+    # The zombie had triggered 2 and 10 and now tries to decide them.
+    assert job_dir.create_decision(commit(2, first.epoch)) is CreateResult.EXISTS
+    assert job_dir.create_decision(commit(10, first.epoch)) is CreateResult.EXISTS
+    assert job_dir.decision(CheckpointId(10)).reason == "sealed by owner 2 when it took the job over"
     with pytest.raises(FencedError, match="owner 2 has taken this job over from owner 1"):
         first.check()
     second.check()
@@ -164,12 +241,48 @@ def test_a_takeover_seals_the_id_that_a_zombie_may_decide(tmp_path):
 
 def test_a_zombie_that_decided_first_keeps_its_decision(tmp_path):
     job_dir = JobDir(LocalStore(tmp_path))
-    first = take_over(job_dir, Clock())
-    job_dir.create_decision(Decision(CheckpointId(2), Verdict.COMMIT, first.epoch, 0, batches=(STAGED,)))
-    second = take_over(job_dir, Clock())
+    first = take_over(job_dir, ManualClock())
+    job_dir.create_trigger(trigger(2))
+    job_dir.create_decision(commit(2, first.epoch))
+    second = take_over(job_dir, ManualClock())
     assert job_dir.newest_commit().checkpoint == CheckpointId(2)
-    assert job_dir.decision(CheckpointId(3)).verdict is Verdict.ABORT
-    assert seal_next_checkpoint(second, Clock()) == CheckpointId(4)
+    assert seal_open_ids(second, ManualClock()) == ()
+
+
+def test_a_zombie_that_decides_while_the_ids_are_sealed_keeps_its_decision(tmp_path):
+    """Whoever creates the decision first has made it; the other one is told so."""
+
+    class Slow(JobDir):
+        def create_decision(self, decision):
+            if decision.verdict is Verdict.ABORT and decision.checkpoint == CheckpointId(2):
+                super().create_decision(commit(2, OwnerEpoch(1)))
+            return super().create_decision(decision)
+
+    job_dir = Slow(LocalStore(tmp_path))
+    first = take_over(job_dir, ManualClock())
+    for number in (2, 4):
+        job_dir.create_trigger(trigger(number))
+    assert seal_open_ids(first, ManualClock()) == (CheckpointId(4),)
+    assert job_dir.decision(CheckpointId(2)).verdict is Verdict.COMMIT
+
+
+def test_of_two_newcomers_one_becomes_the_owner(tmp_path):
+    class Late(JobDir):
+        """Sees no owner of before."""
+
+        def newest_owner(self):
+            return OwnerEpoch(0)
+
+    store = LocalStore(tmp_path)
+    take_over(JobDir(store), ManualClock())
+    with pytest.raises(OwnedElsewhereError, match="became owner 1"):
+        take_over(Late(store), ManualClock())
+
+
+def test_a_lock_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot lock the job directory"):
+        JobLock(tmp_path / "file" / "owner.lock").acquire()
 
 
 def test_the_lock_is_refused_while_held_and_free_afterwards(tmp_path):
@@ -217,7 +330,7 @@ def test_a_finished_rewind_starts_a_lineage(tmp_path):
     job_dir = JobDir(LocalStore(tmp_path))
     assert job_dir.lineage() == Lineage(0)
     intent = RewindIntent(BatchId(3), Lineage(1), "dead", {})
-    job_dir.write_rewind(intent)
+    job_dir.create_rewind(intent)
     assert job_dir.open_rewind() == intent
     job_dir.close_rewind(intent)
     assert job_dir.open_rewind() is None

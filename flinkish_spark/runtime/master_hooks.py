@@ -1,0 +1,172 @@
+"""Calling the master hooks of a job: at a trigger, and before a start."""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flinkish_spark.errors import ConfigError, EnvironmentFault, JobDirError
+from flinkish_spark.hooks import MasterHook
+from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
+from flinkish_spark.protocol.ids import CheckpointId, checked_name
+
+LOG = logging.getLogger(__name__)
+
+
+class UnknownHookState(enum.Enum):
+    """What becomes of the state of a hook that the job does not have."""
+
+    REFUSE = "REFUSE"
+    IGNORE = "IGNORE"
+
+
+class HookFailed(EnvironmentFault):
+    """A master hook raised."""
+
+    restartable = True
+
+
+class MasterHooks:
+    """The hooks of a job by name.
+
+    Parameters
+    ----------
+    hooks
+        In the order in which they are called.
+    unknown
+        What becomes of state that no hook takes.
+    """
+
+    def __init__(
+        self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
+    ) -> None:
+        self._hooks: dict[str, MasterHook] = {}
+        #: What a hook was called for and has not returned from; a hook that hangs outlives restarts.
+        self._called_for = ""
+        self._unknown = unknown
+        for hook in hooks:
+            self.add(hook)
+
+    def add(self, hook: MasterHook) -> None:
+        """Take a hook; the same name twice is refused.
+
+        Raises
+        ------
+        ConfigError
+            It is no hook, its name cannot be used, or the name is taken.
+        """
+        if not isinstance(hook, MasterHook):
+            raise ConfigError(
+                f"a {type(hook).__name__} is no MasterHook",
+                what_to_do="derive it from flinkish_spark.MasterHook",
+            )
+        try:
+            name = checked_name(hook.name, "name of a master hook")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if name in self._hooks:
+            raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
+        self._hooks[name] = hook
+
+    def participants(self) -> tuple[Participant, ...]:
+        """Return the hooks as participants of every checkpoint."""
+        return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
+
+    def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
+        """Call every hook and return what they gave, as stored.
+
+        Raises
+        ------
+        HookFailed
+            The first one that raised, or gave something that is not a JSON value.
+        """
+        found = {}
+        with self._calling(f"checkpoint {checkpoint}"):
+            for name, hook in self._hooks.items():
+                found[Participant(ParticipantKind.HOOK, name)] = self._trigger(hook, name, checkpoint)
+        return found
+
+    @staticmethod
+    def _trigger(hook: MasterHook, name: str, checkpoint: CheckpointId) -> Any:
+        try:
+            given = hook.trigger(int(checkpoint))
+            # What is stored is what a restore will get: tuples become lists here already.
+            return json.loads(json.dumps(None if given is None else dict(given), allow_nan=False))
+        except Exception as error:
+            raise HookFailed(
+                f"the master hook '{name}' failed in checkpoint {checkpoint}",
+                why=f"{type(error).__name__}: {error}",
+                what_to_do="see to the system behind the hook; the next checkpoint calls it again",
+                hook=name,
+            ) from error
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """Keep two threads from calling hooks at a time."""
+        if self._called_for:
+            raise HookFailed(
+                f"a master hook has not returned from {self._called_for}",
+                what_to_do="see to the system behind the hook",
+            )
+        self._called_for = what
+        try:
+            yield
+        finally:
+            self._called_for = ""
+
+    def restore(self, checkpoint: CheckpointId | None, states: Mapping[str, Any]) -> None:
+        """Set every hook to the checkpoint that the query starts from.
+
+        Parameters
+        ----------
+        checkpoint
+            None for a start from nothing.
+        states
+            What the hooks gave for it, by name.
+
+        Raises
+        ------
+        JobDirError
+            The checkpoint holds the state of a hook that the job does not have.
+        HookFailed
+            A hook raised.
+        """
+        unknown = sorted(states.keys() - self._hooks.keys())
+        if unknown and self._unknown is UnknownHookState.REFUSE:
+            raise JobDirError(
+                f"the checkpoint holds the state of a master hook '{unknown[0]}' that the job does not have",
+                what_to_do="add the hook again, or start with unknown_hook_state=UnknownHookState.IGNORE",
+                hook=unknown[0],
+            )
+        with self._calling("a restore"):
+            for name, hook in self._hooks.items():
+                self._restore(hook, name, checkpoint, states)
+
+    @staticmethod
+    def _restore(
+        hook: MasterHook, name: str, checkpoint: CheckpointId | None, states: Mapping[str, Any]
+    ) -> None:
+        try:
+            if checkpoint is None or name not in states:
+                hook.reset()
+            else:
+                hook.restore(int(checkpoint), states[name])
+        except Exception as error:
+            raise HookFailed(
+                f"the master hook '{name}' could not be restored",
+                why=f"{type(error).__name__}: {error}",
+                what_to_do="see to the system behind the hook, then start again",
+                hook=name,
+            ) from error
+
+    def close(self) -> None:
+        """Close every hook; what one raises is logged."""
+        for name, hook in self._hooks.items():
+            try:
+                hook.close()
+            except Exception as error:
+                LOG.warning("closing the master hook '%s' failed: %s", name, error)

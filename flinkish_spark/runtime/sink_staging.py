@@ -1,0 +1,99 @@
+"""Staging a micro-batch in every sink of the plan, over one evaluation of its rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.graph.planner import PlannedSink, select_sink_rows
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.engine import StagingContext
+from flinkish_spark.sinks.base import SinkWriter, StageRequest
+
+
+class StagingMismatchError(EnvironmentFault):
+    """Two sinks saw different rows of one micro-batch; it is run again."""
+
+    restartable = True
+
+
+class SinkStaging:
+    """A :class:`~flinkish_spark.runtime.engine.Staging` over Spark DataFrames.
+
+    Parameters
+    ----------
+    sinks
+        Of the plan, in the order in which they stage.
+    writers
+        By sink uid; they live as long as one start of the query.
+    """
+
+    def __init__(
+        self, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter], context: StagingContext
+    ) -> None:
+        self._sinks, self._writers, self._context = tuple(sinks), writers, context
+        self._streams = len({sink.stream for sink in sinks})
+
+    def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
+        """Stage `frame` in every sink; see :class:`~flinkish_spark.runtime.engine.Staging`."""
+        passes = sum(writer.passes for writer in self._writers.values())
+        if passes > 1:
+            # Otherwise each sink would run the operators again, and a task that is retried in
+            # between could stage other rows for one sink than for the other.
+            frame = frame.persist()
+        try:
+            staged = self._stage_sinks(frame, batch, attempt)
+        finally:
+            if passes > 1:
+                frame.unpersist()
+        self._check_digests(staged)
+        return staged
+
+    def _stage_sinks(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
+        context = self._context
+        acks, committables, blocks = [], [], []
+        counted: dict[int, int] = {}
+        for sink in self._sinks:
+            block = context.blocks.lease()
+            blocks.append(block)
+            rows = select_sink_rows(frame, sink, self._streams)
+            count = partial(self._count_records, rows)
+            if not sink.transforms and sink.stream in counted:
+                # A sink of the same stream has counted them; the digests must agree in the end.
+                count = partial(counted.__getitem__, sink.stream)
+            request = StageRequest(rows, context.lineage, batch, block, count)
+            result = self._writers[sink.uid].stage(request)
+            acks.append(SinkAck(sink.uid, result.tasks))
+            if not sink.transforms:
+                counted[sink.stream] = acks[-1].rows
+            committables += [Committable(sink.uid, payload) for payload in result.payloads]
+        epoch = context.ownership.epoch
+        return StagedBatch(
+            context.lineage, batch, epoch, attempt, tuple(acks), tuple(committables), tuple(blocks)
+        )
+
+    @staticmethod
+    def _count_records(rows: DataFrame) -> int:
+        return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
+
+    def _check_digests(self, staged: StagedBatch) -> None:
+        """Compare what the sinks of one stream saw; transforms make a stream of their own."""
+        acks = {ack.sink: ack for ack in staged.acks}
+        plain = [sink for sink in self._sinks if not sink.transforms]
+        for left, right in itertools.combinations(plain, 2):
+            one, other = acks[left.uid], acks[right.uid]
+            same = (one.rows, one.digest) == (other.rows, other.digest)
+            if left.stream == right.stream and not same:
+                raise StagingMismatchError(
+                    f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
+                    f"sink '{right.uid}' {other.rows}, or other ones",
+                    why="the micro-batch was evaluated twice with different results",
+                    what_to_do="make functions deterministic: no clock, no unseeded random",
+                )

@@ -1,0 +1,218 @@
+"""The engine that is Spark: checks, plans, starts and stops the one query of a job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.bridge import is_gateway_gone
+from flinkish_spark.errors import FlinkishError
+from flinkish_spark.graph.planner import PlannedJob, Planner
+from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.runtime.control_source import ControlFile, ControlSource
+from flinkish_spark.runtime.engine import OwnerLock, QueryPlan, RunningQuery, Staging, StagingContext
+from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
+from flinkish_spark.runtime.ownership import JobLock, Ownership
+from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
+from flinkish_spark.runtime.preflight import check_before_start, record_job
+from flinkish_spark.runtime.query import query_conf, start_query
+from flinkish_spark.runtime.recovering import Reseeding
+from flinkish_spark.runtime.settings import JobSettings
+from flinkish_spark.runtime.sink_staging import SinkStaging
+from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
+from flinkish_spark.savepoints.job_savepoints import JobSavepoints
+from flinkish_spark.savepoints.seeds import check_layout
+from flinkish_spark.sinks.base import Committer, SinkContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOG = logging.getLogger(__name__)
+#: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
+_PROGRESS_MS = 1_000
+
+
+class SparkEngine:
+    """A :class:`~flinkish_spark.runtime.engine.QueryEngine` over a classic SparkSession."""
+
+    def __init__(
+        self, spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
+    ) -> None:
+        self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
+        self._checked: PlannedJob | None = None
+        self._dropped = DroppedRecords()
+
+    @property
+    def sources(self) -> Sequence[SourceNode]:
+        """Return the sources of the job."""
+        return self._graph.sources
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Return the uids of sources, operators and sinks."""
+        return self._graph.uids()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the uids of the keyed operators."""
+        return tuple(node.uid for node in self._graph.operators)
+
+    def check(self) -> None:
+        """Refuse what cannot work; nothing is written."""
+        settings = self._settings
+        planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
+        self._checked = planned
+        self._savepoints = JobSavepoints(self._spark, self._graph, planned, settings, self._job_dir)
+
+    def lock(self) -> OwnerLock:
+        """Return the lock of the job directory."""
+        return JobLock(self._settings.root / "owner.lock")
+
+    def record_job(self) -> JobUuid:
+        """Record the job's settings at the first start, compare them later."""
+        settings = self._settings
+        return record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
+
+    def fenced_log(self, ownership: Ownership) -> SparkLog:
+        """Rename Spark's folder: an earlier owner's JVM writes into one that is gone."""
+        root = self._settings.root
+        folder = fence_spark_folder(root, ownership.epoch)
+        return SparkLog(self._job_dir.store, folder, root / folder)
+
+    def pins(self, log: SparkLog) -> CheckpointPins:
+        """Return the pins below the job directory."""
+        return SparkPins(log, self._settings.root)
+
+    def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
+        """Return the committers in the order in which sinks commit: as declared."""
+        contexts = _contexts(self._planned, job, ownership.epoch, self._settings)
+        return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
+
+    def plan(self, control: ControlFile) -> QueryPlan:
+        """Plan the query."""
+        settings = self._settings
+        with query_conf(self._spark, settings.shuffle_partitions):
+            self._spark.dataSource.register(ControlSource)
+            beginning = self._savepoints.beginning()
+            planner = Planner(self._spark, str(control.path), settings.shuffle_partitions, beginning)
+            planned = planner.plan(self._graph)
+            check_layout(self._job_dir, planned)
+        self._keeper = self._savepoints.keeper()
+        dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
+        return SparkPlan(self._spark, planned, settings, dropped)
+
+    def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
+        """Export a confirmed checkpoint."""
+        self._savepoints.write(decision, target, log)
+
+    def reseeding(self, log: SparkLog) -> Reseeding:
+        """Return what knows whether the number of shuffle partitions has changed."""
+        return self._savepoints.reseeding(log)
+
+    def restored_hooks(self) -> tuple[CheckpointId, Mapping[str, Any]] | None:
+        """Return the hooks' part of the savepoint that the live lineage began with."""
+        seed = self._savepoints.beginning().seed
+        return None if seed is None else (seed.checkpoint, seed.hooks)
+
+    def confirmed(self, decision: Decision) -> None:
+        """Let go of what the lineage began with."""
+        self._keeper.confirmed(decision)
+
+    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
+        """Return the error with the place of an unreadable record, if it is found."""
+        return inputs.named(self._spark, error)
+
+    @property
+    def _planned(self) -> PlannedJob:
+        assert self._checked is not None, "check() comes first"
+        return self._checked
+
+
+class SparkPlan:
+    """A :class:`~flinkish_spark.runtime.engine.QueryPlan`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        planned: PlannedJob,
+        settings: JobSettings,
+        dropped: DroppedRecords | None,
+    ) -> None:
+        self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
+
+    @property
+    def channels(self) -> Mapping[str, ExpectedChannels]:
+        """Return the channels by sink uid."""
+        return {sink.uid: sink.channels for sink in self._planned.sinks}
+
+    def staging(self, context: StagingContext) -> Staging:
+        """Return what stages this plan's micro-batches."""
+        contexts = _contexts(self._planned, context.job, context.ownership.epoch, self._settings)
+        sinks = self._planned.sinks
+        writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
+        return SinkStaging(sinks, writers, context)
+
+    def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start the query."""
+        settings = self._settings
+        with query_conf(self._spark, settings.shuffle_partitions):
+            query = start_query(
+                self._spark,
+                self._planned,
+                write,
+                name=settings.name,
+                checkpoint_location=str(log.location),
+                trigger_ms=settings.trigger_ms,
+            )
+        return SparkQuery(query, settings, self._dropped)
+
+
+class SparkQuery:
+    """A :class:`~flinkish_spark.runtime.engine.RunningQuery`."""
+
+    def __init__(self, query: StreamingQuery, settings: JobSettings, dropped: DroppedRecords | None) -> None:
+        self._query, self._clock, self._dropped = query, settings.clock, dropped
+        self._asked_ms = self._clock.monotonic_ms()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether Spark runs it."""
+        return self._query.isActive
+
+    def exception(self) -> BaseException | None:
+        """Return why it ended."""
+        return self._query.exception()
+
+    def stop(self) -> None:
+        """Stop it; it has ended when this returns, or the JVM is gone."""
+        try:
+            self._query.stop()
+            self._read_dropped()
+        except Exception as error:
+            if not is_gateway_gone(error):
+                LOG.warning("stopping the query failed: %s", error)
+
+    def dropped_records(self) -> int:
+        """Return what the policies of all sources left out in this process."""
+        if self._dropped is None:
+            return 0
+        if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:
+            self._read_dropped()
+        return self._dropped.total
+
+    def _read_dropped(self) -> None:
+        if self._dropped is not None:
+            self._dropped.read(self._query)
+            self._asked_ms = self._clock.monotonic_ms()
+
+
+def _contexts(
+    planned: PlannedJob, job: JobUuid, epoch: OwnerEpoch, settings: JobSettings
+) -> dict[str, SinkContext]:
+    return {s.uid: SinkContext(job, epoch, s.uid, s.schema, settings.checkpoint) for s in planned.sinks}

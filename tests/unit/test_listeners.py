@@ -1,0 +1,106 @@
+"""Who is told of statuses and checkpoints: everybody, in order, once, and whatever others do."""
+
+from __future__ import annotations
+
+import pytest
+
+from flinkish_spark.protocol.checkpoint import IllegalTransitionError
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.job_status import JobEvent, JobStatus, TaskState
+from flinkish_spark.runtime.listeners import JobStates, QuietListener
+
+
+class Heard(QuietListener):
+    """Writes down what it is told, as words."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def on_change(self, change) -> None:
+        self.words.append(str(change.after.value))
+
+    def on_checkpoint_complete(self, checkpoint) -> None:
+        self.words.append(f"complete{checkpoint}")
+
+    def on_checkpoint_aborted(self, checkpoint, newest) -> None:
+        self.words.append(f"aborted{checkpoint}({newest})")
+
+
+class Broken(QuietListener):
+    """Raises whatever it is told."""
+
+    def on_change(self, change) -> None:
+        raise RuntimeError("a bug of the listener's")
+
+    def on_checkpoint_complete(self, checkpoint) -> None:
+        raise RuntimeError("a bug of the listener's")
+
+    def on_checkpoint_aborted(self, checkpoint, newest) -> None:
+        raise RuntimeError("a bug of the listener's")
+
+
+def test_everybody_hears_of_each_checkpoint_once_with_the_latest_complete_one() -> None:
+    """Behaviours 1, 54."""
+    one, other = Heard(), Heard()
+    states = JobStates(["a"], [one, other])
+    states.aborted(CheckpointId(1))
+    states.completed(CheckpointId(2))
+    states.aborted(CheckpointId(3))
+    assert one.words == other.words == ["aborted1(None)", "complete2", "aborted3(2)"]
+
+
+def test_changes_come_in_their_order() -> None:
+    heard = Heard()
+    states = JobStates(["orders"], [heard])
+    states.on(JobEvent.STARTED)
+    states.tasks_run()
+    assert (states.status, states.tasks) == (JobStatus.RUNNING, {"orders": TaskState.RUNNING})
+    known = len(heard.words)
+    # Every further micro-batch says the same.
+    states.tasks_run()
+    assert len(heard.words) == known
+    assert heard.words.index("INITIALIZING") > heard.words.index("RUNNING")
+
+
+def test_a_step_that_the_table_does_not_have_is_told_to_nobody() -> None:
+    heard = Heard()
+    states = JobStates([], [heard])
+    with pytest.raises(IllegalTransitionError):
+        states.on(JobEvent.FINISH)
+    assert (heard.words, states.status) == ([], JobStatus.CREATED)
+
+
+@pytest.mark.parametrize(
+    "events,status",
+    [
+        ([], JobStatus.FAILED),
+        ([JobEvent.STARTED], JobStatus.FAILED),
+        ([JobEvent.CANCEL], JobStatus.CANCELED),
+        ([JobEvent.SUSPEND], JobStatus.SUSPENDED),
+        ([JobEvent.STARTED, JobEvent.FINISH], JobStatus.FINISHED),
+    ],
+)
+def test_everything_comes_to_an_end(events, status) -> None:
+    states = JobStates(["a"], [])
+    for event in events:
+        states.on(event)
+    states.over("the JVM is gone")
+    assert states.status is status
+
+
+def test_a_listener_that_raises_keeps_nobody_from_hearing(caplog) -> None:
+    """Behaviour 33."""
+    heard = Heard()
+    states = JobStates(["a"], [Broken(), heard])
+    states.on(JobEvent.STARTED)
+    states.completed(CheckpointId(1))
+    states.aborted(CheckpointId(2))
+    assert heard.words[-2:] == ["complete1", "aborted2(1)"]
+    assert caplog.text.count("a listener failed: RuntimeError: a bug of the listener's") >= 3
+
+
+def test_a_quiet_listener_hears_everything_and_says_nothing() -> None:
+    states = JobStates(["a"], [QuietListener()])
+    states.on(JobEvent.STARTED)
+    states.completed(CheckpointId(1))
+    states.aborted(CheckpointId(2))
