@@ -205,7 +205,9 @@ def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
 
 
 def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
-    return [saved.position for saved in savepoint.chains if saved.chain.source == source]
+    """Return where the chains of a source stood, without those that Spark had not asked yet."""
+    found = [saved.position for saved in savepoint.chains if saved.chain.source == source]
+    return [position for position in found if position is not None]
 
 
 def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
@@ -277,4 +279,5 @@ def _position_of_readers(chain: Chain, saved: Sequence[SavedChain]) -> Position 
         raise PositionsDiffer(f"what '{chain.name}' reads now stood at different places")
     if own:
         return own[0].position
-    return lowest([one.position for one in of_source]) if of_source else None
+    known = [one.position for one in of_source if one.position is not None]
+    return lowest(known) if known else None

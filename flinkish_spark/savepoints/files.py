@@ -98,7 +98,7 @@ class SavepointDir:
             try:
                 os.link(source, target)
             except OSError:
-                _copy(source, target)
+                copy_durably(source, target)
 
     def _path_of(self, file: StateFile) -> Path:
         path = self.path / file.path
@@ -221,8 +221,8 @@ class SavepointDir:
             self.path.rmdir()
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file and make it durable."""
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a file and make its content durable; its name is not yet."""
     shutil.copyfile(source, target)
     with open(target, "rb") as file:
         os.fsync(file.fileno())

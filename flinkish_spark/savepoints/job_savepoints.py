@@ -82,4 +82,4 @@ class JobSavepoints:
 
     def keeper(self) -> SeedKeeper:
         """Return who is told of confirmed checkpoints; new for every start of the query."""
-        return SeedKeeper(self._job_dir, self._settings.root, self.beginning())
+        return SeedKeeper(self._settings.root, self.beginning())

@@ -25,6 +25,7 @@ from flinkish_spark.protocol.seeding import Seed, SeededChain, SeedOrigin
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
 from flinkish_spark.savepoints.errors import RescaleRefused
 from flinkish_spark.savepoints.export import export_state, sync_folders
+from flinkish_spark.savepoints.files import copy_durably
 from flinkish_spark.savepoints.restore import with_state_only
 from flinkish_spark.savepoints.seeds import beginning_of, recorded_layout, shuffle_partitions_of
 
@@ -113,11 +114,12 @@ class Rescaling:
         """Return the present log's beginning: nothing was decided in it."""
         known = beginning_of(self.job_dir, self.root)
         if known.seed is None:
-            return self._seed(lineage, CheckpointId(0), self._chains(self._first_positions()))
+            chains = with_state_only(self._chains(self._first_positions()), ())
+            return self._seed(lineage, CheckpointId(0), chains)
         folder = self.root / seed_folder(lineage)
         for file in known.seed.files:
             (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(known.folder / file.path, folder / file.path)
+            copy_durably(known.folder / file.path, folder / file.path)
         sync_folders(folder, known.seed.files)
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.
         return replace(known.seed, lineage=lineage, shuffle_partitions=self.shuffle_partitions)

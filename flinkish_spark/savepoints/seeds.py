@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from flinkish_spark.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.savepoints import STATE_FOLDER
 from flinkish_spark.protocol.scans import PlanLayout
 from flinkish_spark.protocol.seeding import ClaimMode, Seed
 from flinkish_spark.savepoints.files import SavepointDir
@@ -109,8 +111,8 @@ class SeedKeeper:
         Of the live lineage.
     """
 
-    def __init__(self, job_dir: JobDir, root: Path, beginning: Beginning) -> None:
-        self._job_dir, self._root = job_dir, root
+    def __init__(self, root: Path, beginning: Beginning) -> None:
+        self._root = root
         self._seed: Seed | None = beginning.seed
 
     def confirmed(self, decision: Decision) -> None:
@@ -119,16 +121,18 @@ class SeedKeeper:
         Called after every receipt, and once after a recovery with the newest one; cheap after the
         first time. From here on Spark's own checkpoint has the state, and the micro-batch that read
         the seed can never run again. A savepoint that the job claimed goes too. Raises nothing: what
-        cannot be deleted now is tried again after the next start.
+        cannot be deleted now is tried again behind the first checkpoint after the next start.
         """
         seed = self._seed
         if seed is None or decision.lineage < seed.lineage:
             return
         self._seed = None
+        for folder in (self._root / "seeds").iterdir():
+            # Those of older lineages can be there too: of a log in which nothing was ever decided.
+            if folder.name.isdecimal() and int(folder.name) <= int(seed.lineage):
+                shutil.rmtree(folder / STATE_FOLDER, ignore_errors=True)
         try:
-            for file in seed.files:
-                self._job_dir.store.delete(f"{seed_folder(seed.lineage)}/{file.path}")
             if seed.claim is ClaimMode.CLAIM:
                 SavepointDir(Path(seed.path)).delete(str(self._root))
         except FlinkishError as error:
-            LOG.warning("files of the seed are deleted later: %s", error)
+            LOG.warning("the savepoint that the job began with is not deleted: %s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.protocol.envelope import NewerFormatError
@@ -247,6 +247,12 @@ def test_a_source_that_the_savepoint_does_not_know_begins_where_it_says_itself()
     assert begin_chain(Chain("new", ("fresh",), ("fresh",)), TWO, {"new"}).position is None
 
 
+def test_a_chain_whose_source_was_never_asked_has_no_position() -> None:
+    unasked = [SavedChain(Chain("orders", (), ("a",)), None)]
+    assert begin_chain(Chain("orders", (), ("b",)), unasked, {"orders"}).position is None
+    assert misfits(savepoint(chains=[(TOTALS, None)]), shape()) == []
+
+
 # -- layout -----------------------------------------------------------------------------------------
 
 LAYOUT = PlanLayout(
@@ -344,6 +350,7 @@ def test_a_seed_knows_the_files_of_each_run_of_an_operator() -> None:
 # -- key groups -------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=50)
 @given(groups=st.integers(1, 300), before=st.integers(1, 17), after=st.integers(1, 17), data=st.data())
 def test_every_key_group_lands_exactly_once_whatever_the_parallelism(groups, before, after, data) -> None:
     # behaviours 85, 90, 91

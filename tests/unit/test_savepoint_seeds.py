@@ -290,7 +290,7 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     # behaviour 65
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    keeper = SeedKeeper(job_dir, root, beginning_of(job_dir, root))
+    keeper = SeedKeeper(root, beginning_of(job_dir, root))
     keeper.confirmed(decision(0))
     keeper.confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
@@ -303,7 +303,7 @@ def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -
     job_dir = JobDir(LocalStore(root))
     beginning = beginning_of(job_dir, root)
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
-    SeedKeeper(job_dir, root, later).confirmed(decision(2))
+    SeedKeeper(root, later).confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
 
 
@@ -312,7 +312,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(r
     (savepoint / "claimed.json").unlink()
     SavepointDir(savepoint).claim("/another/job")
     job_dir = JobDir(LocalStore(root))
-    SeedKeeper(job_dir, root, beginning_of(job_dir, root)).confirmed(decision(0))
+    SeedKeeper(root, beginning_of(job_dir, root)).confirmed(decision(0))
     assert SavepointDir(savepoint).metadata()
 
 
@@ -487,9 +487,12 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
+    SeedKeeper(root, Beginning(after)).confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
+    SeedKeeper(root, Beginning(after)).confirmed(decision(1))
+    assert not list((root / "seeds").rglob("*.parquet"))
 
 
 def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:

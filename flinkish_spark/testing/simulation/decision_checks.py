@@ -39,6 +39,8 @@ class DecisionChecks:
         self._world, self._ledger = world, ledger
         #: The first micro-batch that no decision covers.
         self.next_batch = 0
+        #: Micro-batches whose commits/N appeared late: the recovery may not have seen them.
+        self.late_commits: set[int] = set()
         #: By the lineage that they began.
         self.rewinds: dict[int, RewindRecord] = {}
         self._ends: Mapping[int, int] = dict.fromkeys(range(world.scenario.partitions), 0)
@@ -161,7 +163,7 @@ class DecisionChecks:
         """Check what a recovery has kept: undecided micro-batches that Spark will not run again."""
         for key in self._world.disk.list(f"{folder}/commits"):
             batch = int(key.rpartition("/")[2])
-            if batch < self.next_batch:
+            if batch < self.next_batch or batch in self.late_commits:
                 continue
             records = [
                 r for r in self._ledger.staged.values() if (r.lineage, r.batch) == (self.lineage, batch)

@@ -12,6 +12,7 @@ from flinkish_spark.errors import (
     CorruptObjectError,
     EnvironmentFault,
     FencedError,
+    InternalError,
     JobDirError,
 )
 from flinkish_spark.hooks import MasterHook
@@ -234,6 +235,8 @@ class Driver:
         expected = isinstance(error, EnvironmentFault | RewindRefused) and not isinstance(
             error, CorruptObjectError
         )
+        if isinstance(error, InternalError):
+            expected = self._invariants.log_changed_late and "behind this owner's back" in str(error)
         if isinstance(error, FencedError):
             expected = self._invariants.has_newer_owner(self.process)
         if self._world.scenario.tearing is Tearing.VISIBLE:

@@ -43,6 +43,8 @@ class Invariants:
         self._folder = ""
         self._offered = 0
         self._taken: set[int] = set()
+        #: Whether an entry of Spark's log appeared after its writer was told that it did not.
+        self.log_changed_late = False
         #: Kind and first removed micro-batch of the rewinds that are not finished, by object name.
         self._intents: dict[str, tuple[str, int]] = {}
 
@@ -106,8 +108,10 @@ class Invariants:
                 self._check_not_newest(int(stem), "the pin of ")
         elif folder == REWINDING:
             self._intent_changed(change, rest)
-        elif folder == "spark" and change.verb == "create" and "/commits/" in key:
-            self._spark_committed(change)
+        elif folder == "spark" and change.verb == "create":
+            self.log_changed_late |= change.moment is Moment.LATE
+            if "/commits/" in key:
+                self._spark_committed(change)
 
     def _checkpoint_changed(self, change: Change, checkpoint: int, part: str) -> None:
         if change.verb == "delete":
@@ -162,9 +166,10 @@ class Invariants:
 
     def _spark_committed(self, change: Change) -> None:
         folder, _, name = change.key.rpartition("/")
-        # What appears late is of an earlier attempt; the next start tells what it is worth.
-        is_now = self.is_running and change.moment is Moment.CALLED
-        if is_now and folder == f"{self._folder}/commits":
+        if change.moment is Moment.LATE:
+            # Of an earlier attempt; the next start tells what it is worth.
+            self.decisions.late_commits.add(int(name))
+        elif self.is_running and folder == f"{self._folder}/commits":
             self.decisions.spark_committed(self._folder, int(name), self.owner)
 
     def _intent_changed(self, change: Change, name: str) -> None:
