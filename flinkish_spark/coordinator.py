@@ -38,6 +38,7 @@ from flinkish_spark.runtime.coordinator_parts import (
 from flinkish_spark.runtime.exporting import SavepointExports
 from flinkish_spark.runtime.initialising import Initialisation
 from flinkish_spark.runtime.mailbox import Delivery, Mailbox
+from flinkish_spark.runtime.source_waits import explained, source_wants_checkpoint
 from flinkish_spark.runtime.spark_log import COMMITS
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.runtime.threads import RunningThread
@@ -184,6 +185,8 @@ class CheckpointCoordinator:
         if len(self._undecided) >= BACKLOG_TRIGGER and not self._has_backlog_request:
             self._has_backlog_request = True
             self._ask(CheckpointPurpose.FOLLOW_UP)
+        if source_wants_checkpoint(self._parts.control, self._state):
+            self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _end(self) -> None:
         """Let what was begun come to its end, and leave nobody without an answer."""
@@ -280,10 +283,8 @@ class CheckpointCoordinator:
         if outcome.reason is None:
             self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, outcome.hooks)))
             return
-        reason, text = outcome.reason, outcome.text
-        self._mailbox.put(
-            lambda: self._carry_out(self._state.on_declined(checkpoint, reason, text, clock.monotonic_ms()))
-        )
+        declined = partial(self._state.on_declined, checkpoint, outcome.reason, outcome.text)
+        self._mailbox.put(lambda: self._carry_out(declined(clock.monotonic_ms())))
 
     def _offer(self, checkpoint: CheckpointId, request: CheckpointRequest) -> None:
         parts = self._parts
@@ -293,12 +294,12 @@ class CheckpointCoordinator:
             parts.gate.close_behind(checkpoint)
         parts.tracker.offered(checkpoint)
         parts.observer.before(Step.TRIGGER, str(checkpoint))
-        parts.control.offer(checkpoint)
+        parts.control.offer(checkpoint, request.purpose)
         parts.observer.after(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
-        parts, checkpoint = self._parts, effect.checkpoint
+        parts, checkpoint, effect = self._parts, effect.checkpoint, explained(effect, self._parts.control)
         LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
         parts.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(

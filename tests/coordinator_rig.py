@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.answers import Asked, CheckpointAnswer
+from flinkish_spark.chaining.status import AlignmentStatus
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.coordinator import CheckpointCoordinator
 from flinkish_spark.errors import StoreError
@@ -211,9 +212,15 @@ class RecordedControl:
     """The ids that were offered to the micro-batches."""
 
     offered: list[int] = field(default_factory=list)
+    purposes: list[CheckpointPurpose] = field(default_factory=list)
+    status: AlignmentStatus | None = None
 
-    def offer(self, checkpoint: CheckpointId) -> None:
+    def offer(self, checkpoint: CheckpointId, purpose: CheckpointPurpose) -> None:
         self.offered.append(int(checkpoint))
+        self.purposes.append(purpose)
+
+    def source_status(self) -> AlignmentStatus | None:
+        return self.status
 
 
 class StepLog:

@@ -16,9 +16,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from flinkish_spark.chaining.cut_plan import Offer, Planned, View, plan_micro_batch
 from flinkish_spark.chaining.cut_state import CutState
+from flinkish_spark.chaining.describing import described
 from flinkish_spark.chaining.look_ahead import LookAhead, Passed, Scan
 from flinkish_spark.chaining.shared_plan import SharedPlan
-from flinkish_spark.chaining.status import AlignmentStatus, described, write_status
+from flinkish_spark.chaining.status import AlignmentStatus, write_status
 from flinkish_spark.clock import Clock, SystemClock
 from flinkish_spark.drop_in.finder import OffsetFinder
 from flinkish_spark.drop_in.source_options import SourceOptions

@@ -17,7 +17,9 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from flinkish_spark.chaining.status import AlignmentStatus, read_status
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 
 FORMAT_NAME = "flinkish-control"
 #: Key of the checkpoint id in the offset; no Kafka topic can have this name.
@@ -35,12 +37,19 @@ class ControlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def offer(self, checkpoint: CheckpointId) -> None:
-        """Let the next micro-batch carry the barrier of `checkpoint`."""
+    def offer(
+        self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
+    ) -> None:
+        """Let the next micro-batch carry the barrier of `checkpoint`; a chained source, the next cut."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"checkpoint": int(checkpoint)}), encoding="utf-8")
+        content = {"checkpoint": int(checkpoint), "purpose": purpose.value}
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         os.replace(temporary, self.path)
+
+    def source_status(self) -> AlignmentStatus | None:
+        """Return where the chained source stands; None if the job has none, or it has not begun."""
+        return read_status(str(self.path))
 
 
 class _BarrierPartition(InputPartition):

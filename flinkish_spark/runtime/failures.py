@@ -14,6 +14,7 @@ from flinkish_spark.bridge import describe_failure, is_gateway_gone
 from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
+    ConfigError,
     CorruptObjectError,
     EnvironmentFault,
     FlinkishError,
@@ -141,6 +142,8 @@ def _raised_in_a_task(name: str, message: str) -> FlinkishError:
         return InputLostError(message[:_MOST_TEXT].rstrip("."))
     if name == AuthorizationError.__name__:
         return AuthorizationError(message[:_MOST_TEXT].rstrip("."))
+    if name == ConfigError.__name__:
+        return ConfigError(message[:_MOST_TEXT].rstrip("."))
     # A broker that does not answer, a transaction that was fenced: not the fault of the user's code.
     return QueryFailed("a task that reads or writes Kafka failed", why=message[:_MOST_TEXT].rstrip("."))
 

@@ -206,8 +206,11 @@ class Rewinder:
         self.job_dir.close_rewind(intent)
 
     def _begin_anew(self, intent: RewindIntent) -> None:
+        self.check_owner()
         self.log.retire(intent.lineage)
         for checkpoint in self.pins.pinned():
+            # A zombie that wakes up here must not unpin what a newer owner has pinned since.
+            self.check_owner()
             self.pins.unpin(checkpoint)
 
     def _set_log_back(self, intent: RewindIntent) -> None:

@@ -52,7 +52,7 @@ def main() -> None:
     if args.role == "upstream":
         chain.upstream(env, reader="python", writer="python")
     else:
-        chain.chained(env, _MODES[os.environ.get(MODE_VARIABLE, "ALIGNED")], max_offsets_per_trigger=100)
+        chain.chained(env, _MODES[os.environ.get(MODE_VARIABLE, "ALIGNED")], max_offsets_per_trigger=60)
     env.observe(observer_from(os.environ))
     env.execute()
 

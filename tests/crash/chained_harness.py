@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ APP = ROOT / "tests" / "crash" / "chained_app.py"
 UPSTREAM, CHAINED = "upstream", "chained"
 _PATIENCE_S = 240.0
 _OVER = "over"
+_NUMBERS_PER_CHECKPOINT = 80
 _MODES = ("ALIGNED", "UNALIGNED", "ALIGNED_WITH_TIMEOUT")
 
 
@@ -54,30 +54,28 @@ class Shot:
 Crash = At | Shot
 
 
-class Numbers(threading.Thread):
-    """Feeds the source: orders that are numbered, most of them of one user."""
+class Numbers:
+    """Feeds the source: orders that are numbered, most of them of one user.
 
-    def __init__(self, servers: str, per_second: float, chance: random.Random) -> None:
-        super().__init__(name="numbers", daemon=True)
-        self._servers, self._per_second, self._chance = servers, per_second, chance
-        self._is_stopping = threading.Event()
+    So many per checkpoint and not per second: on a slow machine the jobs do not fall behind.
+    """
+
+    def __init__(self, servers: str, chance: random.Random) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
+        self._chance = chance
         self.sent = 0
 
-    def run(self) -> None:
-        producer = KafkaProducer(bootstrap_servers=self._servers, linger_ms=20)
-        began = time.monotonic()
-        while not self._is_stopping.wait(0.05):
-            for _ in range(int((time.monotonic() - began) * self._per_second) - self.sent):
-                user = "most" if self._chance.random() < 0.7 else f"u{self._chance.randrange(20)}"
-                value = json.dumps({"user": user, "amount": self.sent}).encode()
-                producer.send(SOURCE, key=user.encode(), value=value)
-                self.sent += 1
-        producer.flush()
-        producer.close()
+    def put(self, count: int) -> None:
+        """Send some more, and return when the broker has them."""
+        for _ in range(count):
+            user = "most" if self._chance.random() < 0.7 else f"u{self._chance.randrange(20)}"
+            value = json.dumps({"user": user, "amount": self.sent}).encode()
+            self._producer.send(SOURCE, key=user.encode(), value=value)
+            self.sent += 1
+        self._producer.flush(30)
 
-    def stop(self) -> None:
-        self._is_stopping.set()
-        self.join(30)
+    def close(self) -> None:
+        self._producer.close(5)
 
 
 @dataclass
@@ -109,8 +107,8 @@ class ChainRun:
         Of the numbers and all moments.
     """
 
-    def __init__(self, directory: Path, *, seed: int, per_second: float = 100.0) -> None:
-        self._directory, self._per_second = directory, per_second
+    def __init__(self, directory: Path, *, seed: int) -> None:
+        self._directory = directory
         self._chance = random.Random(seed)
         self._starts = 0
         self._began = time.monotonic()
@@ -128,14 +126,16 @@ class ChainRun:
             self._jobs = {role: self._job(role, servers) for role in (UPSTREAM, CHAINED)}
             for job in self._jobs.values():
                 stack.callback(job.reap)
-            numbers = Numbers(servers, self._per_second, self._chance)
-            stack.callback(numbers.stop)
-            numbers.start()
+            numbers = Numbers(servers, self._chance)
+            stack.callback(numbers.close)
             lives = [self._life(role, crashes[role]) for role in self._jobs]
+            fed = -1
             while lives:
                 lives = [life for life in lives if next(life, _OVER) is not _OVER]
+                if (checkpoints := self._receipts(UPSTREAM)) > fed:
+                    numbers.put(_NUMBERS_PER_CHECKPOINT)
+                    fed = checkpoints
                 time.sleep(0.05)
-            numbers.stop()
             outcome = self._finish(servers, numbers.sent)
         outcome.crashes = sum(map(len, crashes.values()))
         outcome.seconds = round(time.monotonic() - self._began, 1)

@@ -22,6 +22,7 @@ from flinkish_spark.errors import (
     UserFunctionError,
 )
 from flinkish_spark.protocol.envelope import FORMAT, seal, unseal
+from flinkish_spark.savepoints.errors import RescaleRefused
 from tests.support import (
     TOTAL,
     RunningTotal,
@@ -252,10 +253,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def assert_dir_refused(base: Path, env, *parts: str) -> None:
+def assert_dir_refused(base: Path, env, *parts: str, kind: type[FlinkishError] = JobDirError) -> None:
     before = snapshot(base)
     error = failure_of(env)
-    assert type(error) is JobDirError, repr(error)
+    assert type(error) is kind, repr(error)
     assert all(part in str(error) for part in parts), str(error)
     assert error.what and error.why and error.what_to_do
     assert snapshot(base) == before
@@ -293,12 +294,13 @@ def test_a_max_parallelism_that_cannot_be(spark, job_dir, tmp_path, groups) -> N
         totals_job(spark, job_dir, tmp_path / "table", max_parallelism=groups)
 
 
-def test_changed_shuffle_partitions(spark, copy) -> None:
+def test_changed_shuffle_partitions_of_a_source_that_cannot_follow(spark, copy) -> None:
+    """Key groups move only where every source can be told where to begin; a DataFrame cannot."""
     spark.conf.set("spark.sql.shuffle.partitions", "3")
     try:
-        assert_dir_refused(
-            copy, totals_job(spark, copy / "job", copy / "table"), "shuffle_partitions = 2", "has 3"
-        )
+        env = totals_job(spark, copy / "job", copy / "table")
+        parts = ("2 shuffle partitions", "to 3", "'ticks'", "DataFrame")
+        assert_dir_refused(copy, env, *parts, kind=RescaleRefused)
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
 

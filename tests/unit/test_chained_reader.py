@@ -15,8 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from flinkish_spark.chaining.cut_plan import View
 from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, UPSTREAM_KEY, Cut, CutPhase, CutState
 from flinkish_spark.chaining.cuts import upstream_cut
+from flinkish_spark.chaining.describing import described
 from flinkish_spark.chaining.shared_plan import SharedPlan
-from flinkish_spark.chaining.status import AlignmentStatus, described, read_status, write_status
+from flinkish_spark.chaining.status import AlignmentStatus, read_status, write_status
 from flinkish_spark.chaining.upstream import UpstreamJob
 from flinkish_spark.drop_in import topic_watch
 from flinkish_spark.drop_in.aligned_reader import AlignedStreamReader

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from flinkish_spark.chaining.status import AlignmentStatus
 from flinkish_spark.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.errors import FencedError, StoreError
 from flinkish_spark.protocol.decisions import TriggerRecord, Verdict
@@ -482,3 +483,33 @@ def test_a_hook_that_never_answers_expires_like_anybody_else() -> None:
     rig.threads.held = ()
     assert rig.take() == 3
     assert hanging.calls == [("trigger", 1), ("trigger", 3)]
+
+
+# -- a chained source -----------------------------------------------------------------------------------
+
+
+def test_a_source_that_stands_at_a_cut_gets_a_checkpoint_at_once() -> None:
+    """Asked for once, however often the coordinator looks; the interval is far away."""
+    rig = Rig()
+    rig.tick()
+    assert rig.control.offered == []
+    rig.control.status = AlignmentStatus(wants_checkpoint=True, text="stands at upstream checkpoint 3")
+    for _ in range(5):
+        rig.tick(1)
+    assert (rig.control.offered, rig.control.purposes) == ([1], [P.FOLLOW_UP])
+    rig.control.status = AlignmentStatus(wants_checkpoint=False, text="reads on")
+    rig.commit_log(rig.stage(1))
+    rig.tick(1)
+    assert (rig.confirmed, rig.control.offered) == ([1], [1])
+
+
+def test_a_checkpoint_that_expires_says_what_its_source_waited_for() -> None:
+    """Behaviours 46, 55: the source is a participant that never answers."""
+    rig = Rig()
+    rig.control.status = AlignmentStatus(wants_checkpoint=False, text="has seen no barrier record yet")
+    rig.ask(P.SAVEPOINT)
+    assert rig.control.purposes == [P.SAVEPOINT]
+    rig.tick(5_000)
+    decision = rig.job_dir.decision(CheckpointId(1))
+    assert decision.verdict is Verdict.ABORT
+    assert decision.reason.endswith("; the source has seen no barrier record yet")

@@ -23,6 +23,7 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.engine import QueryPlan, RunningQuery, Staging, StagingContext
@@ -195,7 +196,7 @@ class SimEngine:
     ) -> None:
         self._layout = layout
         self._world, self._invariants = world, invariants
-        self._driver, self._jvm = driver, jvm
+        self._driver, self._jvm_process = driver, jvm
         self._store, self._jvm_store, self._lock_holder = store, jvm_store, lock_holder
         self.sources: Sequence[SourceNode] = (SourceNode(SOURCE, SimSource(world, invariants)),)
         self.operators = (OPERATOR,)
@@ -246,9 +247,10 @@ class SimEngine:
         """Plan; from here on the control file is a number in memory."""
         offered = [0]
         control.offer = functools.partial(self._offer, offered)  # type: ignore[method-assign]
+        control.source_status = lambda: None  # type: ignore[method-assign]
         return SimPlan(self._world, self._invariants, self, lambda: offered[0])
 
-    def _offer(self, offered: list[int], checkpoint: CheckpointId) -> None:
+    def _offer(self, offered: list[int], checkpoint: CheckpointId, purpose: CheckpointPurpose) -> None:
         self._world.step("offer", checkpoint)
         self._invariants.offered(self._driver, int(checkpoint))
         offered[0] = int(checkpoint)
@@ -282,14 +284,14 @@ class SimEngine:
     def start(self, log: SparkLog, write: Callable[[Any, int], None], offered: Callable[[], int]) -> SimQuery:
         """Start the query thread in the JVM."""
         self._world.step("start query")
-        if not self._jvm.is_alive:
+        if not self._jvm_process.is_alive:
             raise SparkGoneError("the simulated JVM is gone")
         beginning = self._reseeding(log).beginning(JobDir(self._store).history().log_began_in)
         self._invariants.query_started(self._driver, log.folder)
         return SimQuery(
             self._world,
             self._driver,
-            self._jvm,
+            self._jvm_process,
             self._jvm_store,
             log.folder,
             write,
@@ -300,7 +302,7 @@ class SimEngine:
 
     def in_jvm(self, work: Callable[[], StageResult]) -> StageResult:
         """Run a Spark job from the driver's Python."""
-        return self._world.call(self._jvm, work, lambda: SparkGoneError("the simulated JVM is gone"))
+        return self._world.call(self._jvm_process, work, lambda: SparkGoneError("the simulated JVM is gone"))
 
     def _context(self, job: JobUuid, ownership: Ownership, uid: str) -> SinkContext:
         return SinkContext(job, ownership.epoch, uid, T.StructType([]), self._world.scenario.checkpoint)

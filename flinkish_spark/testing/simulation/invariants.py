@@ -108,10 +108,17 @@ class Invariants:
                 self._check_not_newest(int(stem), "the pin of ")
         elif folder == REWINDING:
             self._intent_changed(change, rest)
-        elif folder == "spark" and change.verb == "create":
+        elif folder == "spark":
+            self._log_changed(change)
+
+    def _log_changed(self, change: Change) -> None:
+        is_commit = "/commits/" in change.key
+        if change.verb == "create":
             self.log_changed_late |= change.moment is Moment.LATE
-            if "/commits/" in key:
+            if is_commit:
                 self._spark_committed(change)
+        elif change.verb == "delete" and is_commit and change.process in self.epochs:
+            self._commit_removed(int(change.key.rpartition("/")[2]))
 
     def _checkpoint_changed(self, change: Change, checkpoint: int, part: str) -> None:
         if change.verb == "delete":
@@ -171,6 +178,11 @@ class Invariants:
             self.decisions.late_commits.add(int(name))
         elif self.is_running and folder == f"{self._folder}/commits":
             self.decisions.spark_committed(self._folder, int(name), self.owner)
+
+    def _commit_removed(self, batch: int) -> None:
+        """Check that a driver takes back only what an intent names; Spark's JVM purges what is old."""
+        is_named = any(first <= batch for _, first in self._intents.values())
+        self._require(is_named, Rule.INTENT_FIRST, f"commits/{batch} is removed and no intent names it")
 
     def _intent_changed(self, change: Change, name: str) -> None:
         """Check that an intent goes only when what it names is done, or has become void."""

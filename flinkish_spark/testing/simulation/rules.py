@@ -25,6 +25,7 @@ class Rule(enum.Enum):
     ONE_RETAINED = "the newest complete checkpoint stays"
     NOTHING_REFERENCED = "nothing is deleted or aborted that somebody still needs"
     ZOMBIE_HARMLESS = "a process that lost the job decides nothing"
+    INTENT_FIRST = "an entry of commits/ is taken back only once a durable intent names it"
     REWIND_KEEPS = "a plain rewind removes nothing that is decided"
     HOOKS_RESTORED = "a hook gets back what it gave for the checkpoint that the job starts from"
     TABLE_RESTORED = "a rewind that restores tables takes back what was committed after its target"

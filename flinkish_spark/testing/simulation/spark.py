@@ -77,7 +77,7 @@ class SimQuery:
         on_stop: Callable[[], None],
     ) -> None:
         self._on_stop, self._beginning = on_stop, beginning
-        self._world, self._driver, self._jvm = world, driver, jvm
+        self._world, self._driver, self._jvm_process = world, driver, jvm
         self._store, self._folder = store, folder
         self._write, self._offered = write, offered
         self._is_active, self._is_stopped = True, False
@@ -89,7 +89,7 @@ class SimQuery:
     @property
     def is_active(self) -> bool:
         """Whether it runs."""
-        if not self._jvm.is_alive:
+        if not self._jvm_process.is_alive:
             raise _gone()
         return self._is_active
 
@@ -100,10 +100,10 @@ class SimQuery:
     def stop(self) -> None:
         """End it; it has ended when this returns, or the JVM is gone."""
         self._is_stopped = True
-        while self._jvm.is_alive and self._thread.is_alive():
+        while self._jvm_process.is_alive and self._thread.is_alive():
             self._world.scheduler.pause(2 * US_PER_MS)
         self._on_stop()
-        if self._jvm.is_alive and self._world.struck(K.LATE_CLEANING):
+        if self._jvm_process.is_alive and self._world.struck(K.LATE_CLEANING):
             highest = self._highest_version
             self._world.later(self._world.chance.choice((10, 100, 500)), lambda: self._clean_late(highest))
 
@@ -246,7 +246,7 @@ class SimQuery:
         It goes on for up to a minute after a query was stopped, and knows of no rewind.
         """
         disk = self._world.disk
-        for key in disk.list(f"{self._folder}/state") if self._jvm.is_alive else ():
+        for key in disk.list(f"{self._folder}/state") if self._jvm_process.is_alive else ():
             if self._is_old(key.rpartition("/")[2], highest):
                 self._world.note("cleaned late", key)
                 disk.delete(key)
