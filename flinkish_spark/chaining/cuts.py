@@ -27,14 +27,14 @@ class UpstreamCut:
         where the barrier was not visible: then it is that barrier.
     start_delay_ms, alignment_ms
         From the writing of the barrier records to the first one that was passed, and from there to
-        the cut.
+        the cut. None for an unaligned cut that was drawn before the last barrier was visible.
     """
 
     job: JobUuid
     checkpoint: CheckpointId
     channel_state: Mapping[Place, tuple[int, int | None]] = field(default_factory=dict)
-    start_delay_ms: int = 0
-    alignment_ms: int = 0
+    start_delay_ms: int | None = None
+    alignment_ms: int | None = None
 
 
 def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
@@ -57,11 +57,31 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
     {}
     """
     found: dict[str, UpstreamCut] = {}
+    if UPSTREAM_KEY not in offsets_text:  # asked for every checkpoint, and most jobs are not chained
+        return found
     for line in offsets_text.strip().split("\n")[2:]:
         offset = None if line == "-" else json.loads(line)
         if isinstance(offset, dict) and UPSTREAM_KEY in offset:
             found.update(_cut_in(offset))
     return found
+
+
+def slowest_cut(offsets_text: str) -> UpstreamCut | None:
+    r"""Return the measured upstream cut that took longest, from its barrier records on; None for none.
+
+    Where a checkpoint is one cut with several upstreams it had to wait for this one.
+
+    Examples
+    --------
+    >>> slowest_cut('v1\n{"batchTimestampMs":0}\n{"orders":{"0":5},"flinkish:checkpoint":1}') is None
+    True
+    """
+    times_ms = [
+        (cut.start_delay_ms + cut.alignment_ms, topic, cut)
+        for topic, cut in upstream_cut(offsets_text).items()
+        if cut.start_delay_ms is not None and cut.alignment_ms is not None
+    ]
+    return max(times_ms)[-1] if times_ms else None
 
 
 def _cut_in(offset: Mapping[str, Any]) -> dict[str, UpstreamCut]:
@@ -73,7 +93,8 @@ def _cut_in(offset: Mapping[str, Any]) -> dict[str, UpstreamCut]:
     ranges = {
         place: (int(start), None if end is None else int(end)) for place, (start, end) in stored.items()
     }
-    job = JobUuid(value["job"])
-    found = UpstreamCut(job, cut.checkpoint, ranges, cut.start_delay_ms, cut.alignment_ms)
+    is_measured = all(end is not None for _, end in ranges.values())
+    times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)
+    found = UpstreamCut(JobUuid(value["job"]), cut.checkpoint, ranges, *times_ms)
     topics = [topic for topic in offset if not topic.startswith(OWN_KEYS)]
     return dict.fromkeys(topics, found)

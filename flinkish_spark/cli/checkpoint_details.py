@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from flinkish_spark.cli.checkpoint_views import CheckpointView
 from flinkish_spark.cli.params import Job
 from flinkish_spark.cli.tables import local_time, print_facts, print_line, print_table
 from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.statistics_participants import ParticipantStatistics
 
 
 def details_of(job: Job, view: CheckpointView) -> dict[str, Any]:
@@ -24,10 +26,16 @@ def details_of(job: Job, view: CheckpointView) -> dict[str, Any]:
         "can_be_rewound_to": not why_not,
         "why_not": why_not,
         "owner_epoch": None if view.decision is None else int(view.decision.owner_epoch),
-        "participants": [participant.to_json() for participant in participants],
+        "participants": [_participant(one) for one in participants],
+        "unlisted": None if view.statistics is None else view.statistics.unlisted,
         **({} if commit is None else _of_commit(commit)),
         **({} if view.receipt is None else _of_receipt(view)),
     }
+
+
+def _participant(one: ParticipantStatistics) -> dict[str, Any]:
+    """Return all fields: what was not measured is null, as everywhere on the command line."""
+    return asdict(one) | {"kind": one.kind.value}
 
 
 def _of_commit(commit: Decision) -> dict[str, Any]:
@@ -62,6 +70,8 @@ def _upstream(offsets_text: str) -> list[dict[str, Any]]:
             "topic": topic,
             "job_uuid": str(cut.job),
             "checkpoint": int(cut.checkpoint),
+            "start_delay_ms": cut.start_delay_ms,
+            "alignment_ms": cut.alignment_ms,
             "channel_state": [
                 {"topic": name, "partition": partition, "start": start, "end": end}
                 for (name, partition), (start, end) in sorted(cut.channel_state.items())
@@ -91,7 +101,7 @@ def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
         ("channels", _CHANNELS, _channel_rows(details)),
         ("micro-batches", _BATCHES, _batch_rows(details)),
         ("sinks", ("sink", "committables", "answers"), _sink_rows(details)),
-        ("upstream cuts", ("topic", "job", "checkpoint", "ranges to replay"), _upstream_rows(details)),
+        ("upstream cuts", _UPSTREAM, _upstream_rows(details)),
         ("group offsets", ("group", "topic", "partition", "offset"), _offset_rows(details)),
     ):
         if rows:
@@ -100,8 +110,9 @@ def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
             print_table(columns, rows)
 
 
-_PARTICIPANTS = ("uid", "rows", "bytes", "sync ms", "commit ms", "barriers")
+_PARTICIPANTS = ("uid", "kind", "acknowledged", "ack ms", "rows", "bytes", "sync ms", "commit ms", "barriers")
 _CHANNELS = ("uid", "channel", "barriers", "rows", "bytes", "align ms")
+_UPSTREAM = ("topic", "job", "checkpoint", "start delay ms", "align ms", "ranges to replay")
 _BATCHES = ("lineage", "batch", "owner", "attempt", "rows", "committables")
 
 
@@ -121,6 +132,8 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("durations, ms", ", ".join(durations)),
         ("rows", details["rows"]),
         ("bytes staged", details["bytes_staged"]),
+        ("acknowledged", _acknowledged(details)),
+        ("not listed", _unlisted(details)),
         ("owner epoch", details["owner_epoch"]),
         ("lineage", details["lineage"]),
         ("micro-batch", details["batch"]),
@@ -131,15 +144,28 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
     ]
 
 
+def _acknowledged(details: dict[str, Any]) -> str:
+    asked = details["asked"]
+    return "" if asked is None else f"{details['acknowledged']} of {asked}"
+
+
+def _unlisted(details: dict[str, Any]) -> str:
+    count = details["unlisted"]
+    return f"{count} participants and channels" if count else ""
+
+
 def _participant_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             p["uid"],
+            p["kind"],
+            p["is_acknowledged"],
+            p["ack_ms"],
             p["rows"],
             p["bytes"],
             p["sync_ms"],
             p["commit_ms"],
-            sum(c["barriers"] for c in p["channels"]),
+            p["barriers"],
         )
         for p in details["participants"]
     ]
@@ -177,7 +203,14 @@ def _sink_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
 
 def _upstream_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
-        (cut["topic"], cut["job_uuid"], cut["checkpoint"], len(cut["channel_state"]))
+        (
+            cut["topic"],
+            cut["job_uuid"],
+            cut["checkpoint"],
+            cut["start_delay_ms"],
+            cut["alignment_ms"],
+            len(cut["channel_state"]),
+        )
         for cut in details.get("upstream", ())
     ]
 

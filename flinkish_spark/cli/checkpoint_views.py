@@ -146,6 +146,8 @@ class CheckpointView:
             "durations": self.durations.to_json(),
             "rows": self.rows,
             "bytes_staged": None if self.statistics is None else self.statistics.bytes_staged,
+            "asked": None if self.statistics is None else self.statistics.asked,
+            "acknowledged": None if self.statistics is None else self.statistics.acknowledged,
             "failure": None
             if self.failure is None
             else {"reason": None if reason is None else reason.value, "text": text},

@@ -72,10 +72,22 @@ class TaskAck:
 
 @dataclass(frozen=True, slots=True)
 class SinkAck:
-    """The acknowledgement of one sink for one micro-batch."""
+    """The acknowledgement of one sink for one micro-batch.
+
+    Parameters
+    ----------
+    sink, tasks
+        Its uid, and what each of its tasks saw.
+    sync_ms
+        How long it took to stage, in milliseconds; None where it was not measured.
+    bytes
+        Size of what it staged; None where the system does not tell.
+    """
 
     sink: str
     tasks: tuple[TaskAck, ...]
+    sync_ms: int | None = None
+    bytes: int | None = None
 
     @property
     def rows(self) -> int:
@@ -94,13 +106,21 @@ class SinkAck:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {"sink": self.sink, "tasks": [task.to_json() for task in self.tasks]}
+        stored: dict[str, Any] = {"sink": self.sink, "tasks": [task.to_json() for task in self.tasks]}
+        if self.sync_ms is not None:
+            stored["sync_ms"] = self.sync_ms
+        if self.bytes is not None:
+            stored["bytes"] = self.bytes
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> SinkAck:
         """Read the stored form."""
         return cls(
-            checked_name(value["sink"], "sink uid"), tuple(TaskAck.from_json(t) for t in value["tasks"])
+            checked_name(value["sink"], "sink uid"),
+            tuple(TaskAck.from_json(t) for t in value["tasks"]),
+            value.get("sync_ms"),
+            value.get("bytes"),
         )
 
 

@@ -5,7 +5,8 @@ Nothing here decides anything. All types are immutable and check themselves when
 `to_json` and `from_json` are exact inverses, use JSON values only, and a value that does not fit
 raises ValueError: a process that reads statistics runs no code from them.
 
-`None` means that something was not measured or not reached; 0 means that it took no time.
+`None` means that something was not measured or not reached; 0 means that it took no time. What an
+older form did not have is not measured.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId, checked_name
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.json_values import list_of, measured, member, object_of, text_of
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.protocol.statistics_participants import ParticipantStatistics, listed
+
+#: Characters of a failure's text that are kept; an exception may quote a whole record.
+MOST_TEXT = 2_000
 
 
 class CheckpointStatus(enum.Enum):
@@ -37,8 +42,12 @@ class CheckpointDurations:
     ----------
     trigger_ms
         From the request to the moment when the barrier is offered; waiting in the queue included.
-    alignment_ms
-        From the first barrier on a channel to the last.
+    start_delay_ms, alignment_ms
+        Of a checkpoint that is one cut with an upstream's: from the writing of the upstream's barrier
+        records to the first one that was passed, and from there to the cut. With several upstreams,
+        those of the one that took longest. Otherwise the alignment is the time from the first
+        micro-batch with a barrier to the last; None where one micro-batch brought all of them, since
+        what happens inside of it cannot be seen.
     sync_ms
         From the start of foreachBatch to the staged file: the part that the stream waits for.
     async_ms
@@ -50,6 +59,7 @@ class CheckpointDurations:
     """
 
     trigger_ms: int | None = None
+    start_delay_ms: int | None = None
     alignment_ms: int | None = None
     sync_ms: int | None = None
     async_ms: int | None = None
@@ -68,102 +78,7 @@ class CheckpointDurations:
     def from_json(cls, value: Any) -> CheckpointDurations:
         """Read the stored form; raise ValueError if it is none."""
         stored = object_of(value, "durations")
-        return cls(**{field.name: member(stored, field.name) for field in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
-    """What one channel brought to a participant in one checkpoint.
-
-    Parameters
-    ----------
-    channel
-        Its name or number, as text.
-    barriers
-        Barriers of this checkpoint that came through it; 1 if all is well.
-    rows, bytes
-        What came through it; None where that is counted by participant only.
-    alignment_ms
-        How long it was blocked.
-    """
-
-    channel: str
-    barriers: int
-    rows: int | None = None
-    bytes: int | None = None
-    alignment_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        text_of(self.channel, "channel")
-        checked_whole("barriers", self.barriers, least=0)
-        for name in ("rows", "bytes", "alignment_ms"):
-            measured(name, getattr(self, name))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> ChannelStatistics:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a channel")
-        return cls(**{field.name: member(stored, field.name) for field in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class ParticipantStatistics:
-    """What one operator or sink did for one checkpoint.
-
-    Parameters
-    ----------
-    uid
-        Of the operator or sink.
-    rows, bytes
-        What it staged; bytes are None where the system does not tell.
-    sync_ms, commit_ms
-        How long its staging and its commits took.
-    channels
-        One entry per channel.
-    """
-
-    uid: str
-    rows: int
-    bytes: int | None = None
-    sync_ms: int | None = None
-    commit_ms: int | None = None
-    channels: tuple[ChannelStatistics, ...] = ()
-
-    def __post_init__(self) -> None:
-        checked_name(self.uid, "uid")
-        checked_whole("rows", self.rows, least=0)
-        for name in ("bytes", "sync_ms", "commit_ms"):
-            measured(name, getattr(self, name))
-
-    @property
-    def barriers(self) -> int:
-        """How many barriers it saw, over all channels."""
-        return sum(channel.barriers for channel in self.channels)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "uid": self.uid,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "sync_ms": self.sync_ms,
-            "commit_ms": self.commit_ms,
-            "channels": [channel.to_json() for channel in self.channels],
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> ParticipantStatistics:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a participant")
-        numbers = {name: member(stored, name) for name in ("rows", "bytes", "sync_ms", "commit_ms")}
-        channels = list_of(member(stored, "channels"), "channels")
-        return cls(
-            member(stored, "uid"), **numbers, channels=tuple(ChannelStatistics.from_json(c) for c in channels)
-        )
+        return cls(**{field.name: stored.get(field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +102,10 @@ class CheckpointFailure:
         return cls(CheckpointFailureReason(member(stored, "reason")), member(stored, "text"))
 
 
+#: Members of :class:`CheckpointStatistics` that may be None.
+_MEASURED = ("rows", "bytes_staged", "asked", "acknowledged")
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
     """One checkpoint, from its trigger to its end.
@@ -204,9 +123,13 @@ class CheckpointStatistics:
     durations
         See :class:`CheckpointDurations`.
     rows, bytes_staged
-        What all sinks staged for it.
+        What all sinks staged for it; None before it is completed, bytes also where a sink does not tell.
+    asked, acknowledged
+        How many had to acknowledge, and how many did; None where nobody noted it.
     participants
-        One entry per operator and sink.
+        One entry per operator, sink and master hook, those first that have not acknowledged.
+    unlisted
+        Participants and channels that are not listed: there were too many.
     failure
         Why it failed; there exactly when the status is FAILED.
 
@@ -228,14 +151,19 @@ class CheckpointStatistics:
     status: CheckpointStatus
     trigger_at_ms: int
     durations: CheckpointDurations = CheckpointDurations()
-    rows: int = 0
-    bytes_staged: int = 0
+    rows: int | None = None
+    bytes_staged: int | None = None
+    asked: int | None = None
+    acknowledged: int | None = None
     participants: tuple[ParticipantStatistics, ...] = ()
+    unlisted: int = 0
     failure: CheckpointFailure | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trigger_at_ms", "rows", "bytes_staged"):
+        for name in ("trigger_at_ms", "unlisted"):
             checked_whole(name, getattr(self, name), least=0)
+        for name in _MEASURED:
+            measured(name, getattr(self, name))
         if (self.status is CheckpointStatus.FAILED) != (self.failure is not None):
             raise ValueError(
                 f"checkpoint {self.checkpoint} is {self.status.value} with failure {self.failure}"
@@ -253,8 +181,9 @@ class CheckpointStatistics:
         durations: CheckpointDurations,
         *,
         rows: int,
-        bytes_staged: int,
+        bytes_staged: int | None = None,
         participants: tuple[ParticipantStatistics, ...] = (),
+        unlisted: int = 0,
     ) -> CheckpointStatistics:
         """Return the statistics of the same checkpoint, confirmed; called after the receipt."""
         return replace(
@@ -263,28 +192,48 @@ class CheckpointStatistics:
             durations=durations,
             rows=rows,
             bytes_staged=bytes_staged,
-            participants=participants,
+            unlisted=unlisted,
+            **_of(participants),
         )
 
     def failed(
-        self, reason: CheckpointFailureReason, text: str, durations: CheckpointDurations | None = None
+        self,
+        reason: CheckpointFailureReason,
+        text: str,
+        durations: CheckpointDurations | None = None,
+        participants: tuple[ParticipantStatistics, ...] = (),
     ) -> CheckpointStatistics:
-        """Return the statistics of the same checkpoint, failed; durations only if there are new ones."""
+        """Return the statistics of the same checkpoint, failed; durations only if there are new ones.
+
+        A text of more than :data:`MOST_TEXT` characters is cut.
+        """
+        kept = text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..."
         return replace(
             self,
             status=CheckpointStatus.FAILED,
             durations=durations or self.durations,
-            failure=CheckpointFailure(reason, text),
+            failure=CheckpointFailure(reason, kept),
+            **_of(participants),
         )
 
     @property
     def detail_count(self) -> int:
         """How many participants and channels are listed."""
-        return len(self.participants) + sum(len(p.channels) for p in self.participants)
+        channels = sum(len(one.channels) for one in self.participants if one.channels)
+        return len(self.participants) + channels
+
+    def with_details(self, at_most: int) -> CheckpointStatistics:
+        """Return the statistics with at most so many participants and channels."""
+        count = self.detail_count
+        if count <= at_most:
+            return self
+        kept = listed(self.participants, at_most)
+        unlisted = self.unlisted + count - sum(one.detail_count for one in kept)
+        return replace(self, participants=kept, unlisted=unlisted)
 
     def without_details(self) -> CheckpointStatistics:
         """Return the statistics of the checkpoint as a whole."""
-        return replace(self, participants=())
+        return replace(self, participants=(), unlisted=self.unlisted + self.detail_count)
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
@@ -294,26 +243,38 @@ class CheckpointStatistics:
             "status": self.status.value,
             "trigger_at_ms": self.trigger_at_ms,
             "durations": self.durations.to_json(),
-            "rows": self.rows,
-            "bytes_staged": self.bytes_staged,
+            **{name: getattr(self, name) for name in _MEASURED},
             "participants": [participant.to_json() for participant in self.participants],
+            "unlisted": self.unlisted,
             "failure": None if self.failure is None else self.failure.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> CheckpointStatistics:
-        """Read the stored form; raise ValueError if it is none."""
+        """Read the stored form, or the older one; raise ValueError if it is none."""
         stored = object_of(value, "statistics of a checkpoint")
-        failure = member(stored, "failure")
-        participants = list_of(member(stored, "participants"), "participants")
+        failure, status = stored.get("failure"), CheckpointStatus(member(stored, "status"))
+        participants = list_of(stored.get("participants", []), "participants")
+        numbers = {name: stored.get(name) for name in _MEASURED}
+        if "unlisted" not in stored:
+            # The older form had 0 where nothing was measured, and it never measured bytes.
+            numbers["bytes_staged"] = numbers["bytes_staged"] or None
+            numbers["rows"] = numbers["rows"] if status is CheckpointStatus.COMPLETED else None
         return cls(
             CheckpointId(member(stored, "checkpoint")),
             CheckpointPurpose(member(stored, "purpose")),
-            CheckpointStatus(member(stored, "status")),
+            status,
             member(stored, "trigger_at_ms"),
-            CheckpointDurations.from_json(member(stored, "durations")),
-            member(stored, "rows"),
-            member(stored, "bytes_staged"),
-            tuple(ParticipantStatistics.from_json(p) for p in participants),
-            None if failure is None else CheckpointFailure.from_json(failure),
+            CheckpointDurations.from_json(stored.get("durations", {})),
+            **numbers,
+            participants=tuple(ParticipantStatistics.from_json(p) for p in participants),
+            unlisted=stored.get("unlisted", 0),
+            failure=None if failure is None else CheckpointFailure.from_json(failure),
         )
+
+
+def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
+    """Return participants and their counts; those who are not known are not counted."""
+    acknowledged = sum(participant.is_acknowledged for participant in participants)
+    counts = {"asked": len(participants), "acknowledged": acknowledged} if participants else {}
+    return {"participants": participants, **counts}

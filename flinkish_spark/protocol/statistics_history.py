@@ -4,16 +4,19 @@ A :class:`StatisticsHistory` is a value of bounded size: the coordinator replace
 change and stores it as JSON, the command line reads it. Rules:
 
 - All checkpoints in progress are kept, and the newest `limit` that have ended.
-- Participants and channels are listed for the newest ended one, and for those before it until
-  `details` of them are listed. A job with a thousand participants has a short memory, not a
-  history of megabytes that is written with every checkpoint.
+- At most `details` participants and channels are listed, over all entries. The newest ended one
+  has the first right to them; one before it is listed whole, or not at all. What is not listed is
+  counted. A job with a thousand participants has a short memory, not a history of megabytes that
+  is written with every checkpoint.
 - The newest completed one, the newest failed one, the newest savepoint and the newest restored
   one are remembered, as a whole, when they fall out of that. A savepoint is a completed
   checkpoint, too.
-- The summary is exact over the newest `window` completed checkpoints; of each only eight numbers
+- The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
   are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds, and
   leave the stored history small enough to be written with every checkpoint.
 - Counts are over the life of the job, as far as this history was carried on.
+
+With the limits below and the longest names and numbers the stored form stays below a megabyte.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.json_values import list_of, member, object_of, text_of
 from flinkish_spark.protocol.limits import checked_whole
@@ -31,12 +33,12 @@ from flinkish_spark.protocol.statistics_summary import (
     Quantity,
     Sample,
     Summary,
-    sample_from_json,
     sample_of,
+    samples_from_json,
     summarize,
 )
 
-#: Stored beside the samples, so that a reader with other quantities notices.
+#: Stored beside the samples: a reader may know others.
 _QUANTITIES = [quantity.value for quantity in Quantity]
 
 
@@ -125,7 +127,7 @@ class StatisticsHistory:
     limit
         How many ended checkpoints are kept; 0 for none.
     details
-        How many participants and channels are listed, over all entries.
+        How many participants and channels are listed at most, over all entries.
     window
         How many completed ones the summary is over; at least 1.
     entries
@@ -210,19 +212,6 @@ class StatisticsHistory:
         counts = replace(self.counts, triggered=self.counts.triggered + 1)
         return replace(self, entries=self._with(statistics), counts=counts)
 
-    def updated(self, statistics: CheckpointStatistics) -> StatisticsHistory:
-        """Note what is new about a checkpoint in progress.
-
-        Raises
-        ------
-        ValueError
-            It is not in progress, here or in what is given.
-        """
-        known = {e.checkpoint for e in self.in_progress}
-        if statistics.status is not CheckpointStatus.IN_PROGRESS or statistics.checkpoint not in known:
-            raise ValueError(f"checkpoint {statistics.checkpoint} is not in progress")
-        return replace(self, entries=self._with(statistics))
-
     def ended(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note that a checkpoint has completed or failed.
 
@@ -257,13 +246,6 @@ class StatisticsHistory:
             newest_completed=_newer(self.newest_completed, statistics),
             newest_savepoint=_newer(savepoint, statistics) if statistics.purpose.is_savepoint else savepoint,
         )._bounded()
-
-    def all_ended(self, reason: CheckpointFailureReason, text: str) -> StatisticsHistory:
-        """Note that everything in progress has failed: the query or its process has ended."""
-        history = self
-        for statistics in self.in_progress:
-            history = history.ended(statistics.failed(reason, text))
-        return history
 
     def refused(self) -> StatisticsHistory:
         """Note that a request was turned away before it got an id. Not for ticks of the timer."""
@@ -315,8 +297,6 @@ class StatisticsHistory:
     def from_json(cls, value: Any) -> StatisticsHistory:
         """Read the stored form; raise ValueError if it is none."""
         stored = object_of(value, "a history")
-        if member(stored, "quantities") != _QUANTITIES:
-            raise ValueError(f"the samples hold other quantities: {stored['quantities']!r}")
         restored = member(stored, "newest_restored")
         return cls(
             member(stored, "limit"),
@@ -324,7 +304,7 @@ class StatisticsHistory:
             member(stored, "window"),
             tuple(CheckpointStatistics.from_json(e) for e in list_of(member(stored, "entries"), "entries")),
             CheckpointCounts.from_json(member(stored, "counts")),
-            tuple(sample_from_json(s) for s in list_of(member(stored, "samples"), "samples")),
+            samples_from_json(member(stored, "quantities"), member(stored, "samples")),
             _optional(member(stored, "newest_completed")),
             _optional(member(stored, "newest_failed")),
             _optional(member(stored, "newest_savepoint")),
@@ -338,11 +318,16 @@ def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatis
 
 
 def _detailed(ended: Sequence[CheckpointStatistics], details: int) -> Iterator[CheckpointStatistics]:
-    """Yield the newest as it is, and older ones with details as long as there is room."""
-    listed = 0
+    """Yield the newest with as many details as may be, and older ones whole as long as there is room."""
+    room = details
     for place, statistics in enumerate(reversed(ended)):
-        listed += statistics.detail_count
-        yield statistics if place == 0 or listed <= details else statistics.without_details()
+        kept = statistics.with_details(room) if place == 0 else statistics
+        count = kept.detail_count
+        if count > room:
+            yield kept.without_details()
+        else:
+            room -= count
+            yield kept
 
 
 def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:

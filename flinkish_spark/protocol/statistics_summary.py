@@ -1,4 +1,4 @@
-"""What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of eight quantities."""
+"""What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of nine quantities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.protocol.json_values import list_of, measured
+from flinkish_spark.protocol.json_values import list_of, measured, text_of
 from flinkish_spark.protocol.statistics import CheckpointStatistics
 
 
@@ -15,6 +15,7 @@ class Quantity(enum.Enum):
     """What is summed up; the values are the names in JSON."""
 
     TRIGGER_MS = "trigger_ms"
+    START_DELAY_MS = "start_delay_ms"
     ALIGNMENT_MS = "alignment_ms"
     SYNC_MS = "sync_ms"
     ASYNC_MS = "async_ms"
@@ -37,12 +38,30 @@ def sample_of(statistics: CheckpointStatistics) -> Sample:
     return tuple(known[quantity.value] for quantity in Quantity)
 
 
-def sample_from_json(value: Any) -> Sample:
-    """Read a stored sample; raise ValueError if it is none."""
+def samples_from_json(names: Any, samples: Any) -> tuple[Sample, ...]:
+    """Read stored samples, whatever quantities they are of; raise ValueError if they are none.
+
+    Parameters
+    ----------
+    names
+        The quantities of the samples, in their order. One that is not among them was not measured;
+        one that nobody knows is left out.
+    """
+    known = [text_of(name, "a quantity") for name in list_of(names, "quantities")]
+    if len(set(known)) != len(known):
+        raise ValueError(f"a quantity occurs twice in {known}")
+    return tuple(_sample(known, sample) for sample in list_of(samples, "samples"))
+
+
+def _sample(names: list[str], value: Any) -> Sample:
     stored = list_of(value, "a sample")
-    if len(stored) != len(Quantity):
-        raise ValueError(f"a sample has {len(Quantity)} numbers, got {len(stored)}")
-    return tuple(measured(q.value, number) for q, number in zip(Quantity, stored, strict=True))
+    if len(stored) != len(names):
+        raise ValueError(f"a sample has {len(names)} numbers, got {len(stored)}")
+    numbers = dict(zip(names, stored, strict=True))
+    if Quantity.START_DELAY_MS.value not in numbers:
+        # The older form had 0 for bytes, and never measured them.
+        numbers[Quantity.BYTES_STAGED.value] = numbers.get(Quantity.BYTES_STAGED.value) or None
+    return tuple(measured(quantity.value, numbers.get(quantity.value)) for quantity in Quantity)
 
 
 @dataclass(frozen=True, slots=True)

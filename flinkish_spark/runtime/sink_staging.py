@@ -69,8 +69,10 @@ class SinkStaging:
                 # A sink of the same stream has counted them; the digests must agree in the end.
                 count = partial(counted.__getitem__, sink.stream)
             request = StageRequest(rows, context.lineage, batch, block, count)
+            began_ms = context.clock.monotonic_ms()
             result = self._writers[sink.uid].stage(request)
-            acks.append(SinkAck(sink.uid, result.tasks))
+            took_ms = context.clock.monotonic_ms() - began_ms
+            acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
             if not sink.transforms:
                 counted[sink.stream] = acks[-1].rows
             committables += [Committable(sink.uid, payload) for payload in result.payloads]

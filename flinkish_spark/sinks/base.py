@@ -82,10 +82,14 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a writer staged: one ack per task, and what can be committed later."""
+    """What a writer staged: one ack per task, and what can be committed later.
+
+    `bytes` is the size of it, None where the system does not tell.
+    """
 
     tasks: tuple[TaskAck, ...]
     payloads: tuple[Mapping[str, Any], ...]
+    bytes: int | None = None
 
 
 class SinkWriter(ABC):

@@ -156,13 +156,14 @@ class _DeltaWriter(SinkWriter):
         if request.count_records() == 0:
             # Spark writes an empty file for an empty DataFrame, which no log would ever name.
             tapped.records.write.format("noop").mode("overwrite").save()
-            return StageResult(tuple(tapped.acks()), ())
+            return StageResult(tuple(tapped.acks()), (), bytes=0)
         staged = self._tables.stage(
             tapped.records.select(*fields), self._sink.path, self._sink.partition_by, self._sink.options
         )
         acks = tuple(tapped.acks())
         self._check_rows(request, acks, staged["actions"])
-        return StageResult(acks, ({"path": self._sink.path, **staged},))
+        size = sum(int(action["add"]["size"]) for action in staged["actions"] if "add" in action)
+        return StageResult(acks, ({"path": self._sink.path, **staged},), bytes=size)
 
     def _tapped(self, request: StageRequest) -> TappedRows | CountedRows:
         if self._has_shim:

@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.answers import CheckpointAnswer
+from flinkish_spark.protocol.checkpoint import ParticipantKind as Kind
 from flinkish_spark.protocol.coordination import Abort
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.requests import CheckpointRequest
-from flinkish_spark.protocol.statistics import (
-    ChannelStatistics,
-    CheckpointDurations,
-    CheckpointStatistics,
-    ParticipantStatistics,
-)
+from flinkish_spark.protocol.statistics import CheckpointDurations, CheckpointStatistics
 from flinkish_spark.protocol.statistics_history import RestoredCheckpoint, StatisticsHistory
+from flinkish_spark.protocol.statistics_participants import ChannelStatistics, ParticipantStatistics
 from flinkish_spark.runtime.outside_requests import RequestKind
 from tests.cli_rig import HOUR_MS, JobOnDisk, flinkish, said
 
@@ -26,7 +24,15 @@ DURATIONS = CheckpointDurations(
     trigger_ms=3, alignment_ms=0, sync_ms=40, async_ms=50, commit_ms=60, end_to_end_ms=153
 )
 PARTICIPANTS = (
-    ParticipantStatistics("out", 6, channels=(ChannelStatistics("0", 1), ChannelStatistics("1", 1))),
+    ParticipantStatistics(
+        "out",
+        Kind.SINK,
+        ack_ms=93,
+        rows=6,
+        barriers=2,
+        channels=(ChannelStatistics("0", 1), ChannelStatistics("1", 1)),
+    ),
+    ParticipantStatistics("sum", Kind.OPERATOR, ack_ms=93),
 )
 
 
@@ -70,6 +76,7 @@ def test_a_completed_checkpoint_is_listed_with_all_fields(job: JobOnDisk) -> Non
         "confirmed_at_ms": HOUR_MS + 900,
         "durations": {
             "trigger_ms": 3,
+            "start_delay_ms": None,
             "alignment_ms": 0,
             "sync_ms": 40,
             "async_ms": 50,
@@ -78,6 +85,8 @@ def test_a_completed_checkpoint_is_listed_with_all_fields(job: JobOnDisk) -> Non
         },
         "rows": 6,
         "bytes_staged": 100,
+        "asked": 2,
+        "acknowledged": 2,
         "failure": None,
         "is_retained": True,
         "lineage": 0,
@@ -265,13 +274,28 @@ def test_show_tells_everything_about_one(job: JobOnDisk) -> None:
     measure(job, done(1))
     result = flinkish("checkpoints", "show", job.root, 1, "--json")
     told = said(result)
-    assert told["participants"][0]["channels"][1] == {
+    sink, operator = told["participants"]
+    assert sink["channels"][1] == {
         "channel": "1",
         "barriers": 1,
         "rows": None,
         "bytes": None,
         "alignment_ms": None,
     }
+    # What cannot be known is there, and null.
+    assert operator == {
+        "uid": "sum",
+        "kind": "operator",
+        "is_acknowledged": True,
+        "ack_ms": 93,
+        "rows": None,
+        "bytes": None,
+        "sync_ms": None,
+        "commit_ms": None,
+        "barriers": None,
+        "channels": [],
+    }
+    assert told["unlisted"] == 0
     assert told["batches"][0] == {
         "lineage": 0,
         "batch": 2,
@@ -300,6 +324,68 @@ def test_show_for_people_has_a_table_per_part(job: JobOnDisk) -> None:
     assert "can be gone back to     yes" in plain and "catalog" in plain
 
 
+def test_show_of_a_failed_one_says_whom_it_waited_for(job: JobOnDisk) -> None:
+    late = ParticipantStatistics("sum", Kind.OPERATOR, is_acknowledged=False)
+    measure(job, begun(1).failed(Reason.EXPIRED, "60 s", DURATIONS, (late, PARTICIPANTS[0])))
+    told = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
+    assert (told["asked"], told["acknowledged"], told["failure"]["reason"]) == (2, 1, "EXPIRED")
+    assert [(p["uid"], p["is_acknowledged"]) for p in told["participants"]] == [("sum", False), ("out", True)]
+    lines = flinkish("checkpoints", "show", job.root, 1).stdout.splitlines()
+    assert "acknowledged            1 of 2" in lines
+    waited_for = lines[lines.index("participants") + 2]
+    assert waited_for.split() == ["sum", "operator", "no", *"------"]
+
+
+def test_show_says_how_much_is_not_listed(job: JobOnDisk) -> None:
+    measure(job, begun(1).completed(DURATIONS, rows=6, participants=PARTICIPANTS, unlisted=1_200))
+    assert said(flinkish("checkpoints", "show", job.root, 1, "--json"))["unlisted"] == 1_200
+    plain = flinkish("checkpoints", "show", job.root, 1).stdout
+    assert "not listed              1200 participants and channels" in plain
+
+
+def test_bytes_that_were_not_measured_are_not_zero(job: JobOnDisk) -> None:
+    """And a quantity that was never measured is left out of the summary."""
+    measure(job, begun(1).completed(DURATIONS, rows=6))
+    told = said(flinkish("checkpoints", "list", job.root, "--json"))
+    assert told["checkpoints"][0]["bytes_staged"] is None
+    assert "bytes_staged" not in told["summary"] and told["summary"]["rows"]["max"] == 6
+    assert "bytes staged            -" in flinkish("checkpoints", "show", job.root, 1).stdout
+
+
+def test_statistics_of_the_first_form_are_read(job: JobOnDisk) -> None:
+    """Files of earlier versions stay: they knew sinks only, and had 0 where nothing was measured."""
+    history = measure(job, done(1)).to_json()
+    durations = DURATIONS.to_json()
+    del durations["start_delay_ms"]
+    entry = {
+        **{
+            name: history["entries"][0][name] for name in ("checkpoint", "purpose", "status", "trigger_at_ms")
+        },
+        "durations": durations,
+        "rows": 6,
+        "bytes_staged": 0,
+        "participants": [
+            {"uid": "out", "rows": 6, "bytes": None, "sync_ms": None, "commit_ms": None, "channels": []}
+        ],
+        "failure": None,
+    }
+    names = [name for name in history["quantities"] if name != "start_delay_ms"]
+    older = {
+        **history,
+        "entries": [entry],
+        "newest_completed": {**entry, "participants": []},
+        "quantities": names,
+        "samples": [[3, 0, 40, 50, 60, 153, 6, 0]],
+    }
+    job.job_dir.store.put("statistics.json", seal("statistics", older))
+    told = said(flinkish("checkpoints", "list", job.root, "--json"))
+    assert (told["summary"]["sync_ms"]["max"], "bytes_staged" in told["summary"]) == (40, False)
+    shown = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
+    assert (shown["asked"], shown["bytes_staged"], shown["rows"]) == (None, None, 6)
+    [sink] = shown["participants"]
+    assert (sink["uid"], sink["kind"], sink["ack_ms"]) == ("out", "sink", None)
+
+
 def test_show_of_an_aborted_one_says_why(job: JobOnDisk) -> None:
     job.abort(1, "EXPIRED: not within 60 s")
     plain = flinkish("checkpoints", "show", job.root, 1).stdout
@@ -317,7 +403,7 @@ def test_show_looks_at_the_kept_state_files(job: JobOnDisk) -> None:
 def test_show_names_the_upstream_cut(job: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     from flinkish_spark.chaining import cuts
 
-    upstream = cuts.UpstreamCut(job.uuid, CheckpointId(9), {("orders", 1): (4, 8)})
+    upstream = cuts.UpstreamCut(job.uuid, CheckpointId(9), {("orders", 1): (4, 8)}, 12, 345)
     monkeypatch.setattr(cuts, "upstream_cut", lambda text: {"orders": upstream})
     job.complete(1)
     told = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
@@ -326,10 +412,13 @@ def test_show_names_the_upstream_cut(job: JobOnDisk, monkeypatch: pytest.MonkeyP
             "topic": "orders",
             "job_uuid": str(job.uuid),
             "checkpoint": 9,
+            "start_delay_ms": 12,
+            "alignment_ms": 345,
             "channel_state": [{"topic": "orders", "partition": 1, "start": 4, "end": 8}],
         }
     ]
-    assert "upstream cuts" in flinkish("checkpoints", "show", job.root, 1).stdout
+    lines = flinkish("checkpoints", "show", job.root, 1).stdout.splitlines()
+    assert lines[lines.index("upstream cuts") + 2].split() == ["orders", str(job.uuid), "9", "12", "345", "1"]
 
 
 def test_show_of_an_unknown_id_says_which_are_known(job: JobOnDisk) -> None:

@@ -1,0 +1,21 @@
+"""What a sink measured of a micro-batch travels with its acknowledgement."""
+
+from __future__ import annotations
+
+import json
+
+from flinkish_spark.protocol.records import SinkAck, TaskAck
+
+
+def test_what_a_sink_measured_is_part_of_its_acknowledgement() -> None:
+    measured = SinkAck("out", (TaskAck(0, 5, -9),), sync_ms=30, bytes=0)
+    stored = json.loads(json.dumps(measured.to_json()))
+    assert (stored["sync_ms"], stored["bytes"]) == (30, 0)
+    assert SinkAck.from_json(stored) == measured
+
+
+def test_an_acknowledgement_without_measurements_is_as_it_always_was() -> None:
+    """Staged files and decisions of earlier versions are read, and those of this one look like them."""
+    plain = SinkAck("out", (TaskAck(0, 5, -9),))
+    assert plain.to_json().keys() == {"sink", "tasks"}
+    assert SinkAck.from_json(plain.to_json()) == plain
