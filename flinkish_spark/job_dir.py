@@ -49,14 +49,14 @@ class JobDir:
     ) -> tuple[JobUuid, dict[str, Any]]:
         """Return the job's uuid and recorded settings, creating job.json at the first start.
 
-        `wanted` must stay what it was; `at_first` is only recorded.
+        `wanted` must stay what it was; `at_first` is only recorded, a `uuid` in it is the job's.
 
         Raises
         ------
         JobDirError
             A setting that must never change differs from the recorded one.
         """
-        body = {**at_first, **wanted, "uuid": uuid.uuid4().hex}
+        body = {"uuid": uuid.uuid4().hex, **at_first, **wanted}
         self.store.create_if_absent(JOB_KEY, seal("job", body))
         recorded = self._objects.read(JOB_KEY, "job", dict)
         for name, value in wanted.items():
@@ -229,7 +229,12 @@ class JobDir:
 
     def _finished_rewinds(self) -> Iterator[RewindIntent]:
         for number in self._objects.numbers("rewinds"):
-            yield self._objects.read(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
+            key = f"rewinds/{number}.json"
+            done = self._objects.optional(key, "rewind", RewindIntent.from_json)
+            if done is None:
+                # Finished rewinds are never deleted, and the lineage is counted from them.
+                raise CorruptObjectError(f"{key} is listed and cannot be read", why="it leads to nowhere")
+            yield done
 
     def rewind_order(self) -> RewindOrder | None:
         """Return the order to go back that waits, if there is one."""

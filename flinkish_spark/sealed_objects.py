@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
-from flinkish_spark.protocol.envelope import FORMAT, EnvelopeError, NewerFormatError, unseal
+from flinkish_spark.protocol.envelope import FORMAT, NewerFormatError, unseal
 from flinkish_spark.store import ObjectMissing, Store
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class SealedObjects:
                 what_to_do="use the newer version of flinkish_spark that wrote it",
                 key=key,
             ) from error
-        except (EnvelopeError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptObjectError(
                 f"{key} in {self._place} cannot be trusted",
                 why=str(error),
@@ -68,7 +68,10 @@ class SealedObjects:
             return None
 
     def numbers(self, folder: str, ending: str = ".json") -> frozenset[int]:
-        """Return the numbers after which the objects (or, without ending, folders) in `folder` are named."""
+        """Return the numbers after which the objects (or, without ending, folders) in `folder` are named.
+
+        Only what is written as we write it: `007.json` would be looked for as `7.json`.
+        """
         names = [key.rsplit("/", 1)[1] for key in self._store.list(folder)]
         stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
-        return frozenset(int(stem) for stem in stems if stem.isdecimal())
+        return frozenset(int(stem) for stem in stems if stem.isdecimal() and str(int(stem)) == stem)

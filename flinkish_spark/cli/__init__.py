@@ -9,6 +9,12 @@ from __future__ import annotations
 
 def main() -> None:
     """Run `flinkish`; the process ends with one of :class:`~flinkish_spark.cli.exits.ExitStatus`."""
+    import io
+    import sys
+
     from flinkish_spark.cli.app import app
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal's encoding cannot show must not end the command.
+        sys.stdout.reconfigure(errors="replace")
     app(prog_name="flinkish")

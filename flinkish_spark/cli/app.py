@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+from typing import Any, NoReturn
 
 import click
 
 from flinkish_spark.cli.checkpoints import checkpoints
-from flinkish_spark.cli.exits import ExitStatus, complain
+from flinkish_spark.cli.damage import unforeseen
+from flinkish_spark.cli.exits import ExitStatus, complain, one_line
 from flinkish_spark.cli.jobs import cancel
 from flinkish_spark.cli.rewind import rewind
 from flinkish_spark.cli.savepoints import savepoint
@@ -18,13 +20,34 @@ from flinkish_spark.version import __version__
 class _OneLineErrors(click.Group):
     """A group whose commands end with one line where they would raise."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the options before the command's name."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            _refuse(error)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours is its message, without a traceback."""
+        """Run the command; whatever it raises is one line, without a traceback."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(error)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
         except FlinkishError as error:
             complain(str(error))
-            ctx.exit(ExitStatus.NOT_DONE)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                # Whoever read the output has seen enough; click knows what to do.
+                raise
+            complain(str(unforeseen(error)))
+        ctx.exit(ExitStatus.NOT_DONE)
+
+
+def _refuse(error: click.UsageError) -> NoReturn:
+    """Raise wrong usage again, fit for a terminal: it quotes the words of the command."""
+    raise click.UsageError(one_line(error.format_message()), error.ctx) from None
 
 
 @click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

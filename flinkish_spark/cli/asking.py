@@ -27,8 +27,13 @@ from flinkish_spark.runtime.outside_requests import (
 )
 
 _POLL_MS = 100
-#: A running job takes a request within half a second; one that just starts or restarts needs longer.
+#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
+#: it is just taking over: then it needs longer.
 TAKEN_WITHIN_MS = 30_000
+_LEFT_TO_NEXT_START = (
+    "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
+    "look at `flinkish checkpoints list`"
+)
 
 assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
 
@@ -40,6 +45,7 @@ class ReplyKind(enum.Enum):
     REFUSED = "REFUSED"
     ABORTED = "ABORTED"
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
     UNKNOWN = "UNKNOWN"
     #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
     NOT_TAKEN = "NOT_TAKEN"
@@ -57,6 +63,7 @@ _EXIT_STATUS = {
     ReplyKind.REFUSED: ExitStatus.NOT_DONE,
     ReplyKind.ABORTED: ExitStatus.NOT_DONE,
     ReplyKind.SAVEPOINT_FAILED: ExitStatus.NOT_DONE,
+    ReplyKind.LEFT_TO_NEXT_START: ExitStatus.NO_ANSWER,
     ReplyKind.UNKNOWN: ExitStatus.NO_ANSWER,
     ReplyKind.NOT_TAKEN: ExitStatus.NO_ANSWER,
     ReplyKind.NOT_ANSWERED: ExitStatus.NO_ANSWER,
@@ -87,7 +94,10 @@ class Reply:
     @classmethod
     def of(cls, answer: OutsideAnswer) -> Reply:
         """Return the reply that the job gave."""
-        return cls(ReplyKind(answer.outcome.value), answer.checkpoint, answer.reason, answer.text)
+        kind, text = ReplyKind(answer.outcome.value), answer.text
+        if kind is ReplyKind.LEFT_TO_NEXT_START:
+            text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
+        return cls(kind, answer.checkpoint, answer.reason, text)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` says."""
@@ -113,7 +123,33 @@ class Patience:
         return cls(min(timeout_ms, taken_within_ms), timeout_ms)
 
 
+class AskingInterrupted(KeyboardInterrupt):
+    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.text)
+        self.reply = reply
+
+
 def ask(
+    job: Job,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
+
+    For the rest see :func:`ask_until_interrupted`.
+    """
+    try:
+        return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
+    except AskingInterrupted as interrupted:
+        return interrupted.reply
+
+
+def ask_until_interrupted(
     job: Job,
     kind: RequestKind,
     patience: Patience,
@@ -123,10 +159,10 @@ def ask(
 ) -> Reply:
     """Ask the job and wait; whatever happens, the request's files are deleted in the end.
 
-    An interrupt (Ctrl-C) takes the request back if nobody has taken it yet.
-
     Raises
     ------
+    AskingInterrupted
+        By Ctrl-C; the request was taken back if nobody had taken it yet.
     StoreError
         The job directory cannot be written.
     CorruptObjectError
@@ -138,12 +174,12 @@ def ask(
     name = uuid.uuid4().hex
     request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
     files = RequestFiles(job.job_dir, name)
-    files.create(request)
     try:
+        files.create(request)
         return _wait(job, request, files, patience)
     except KeyboardInterrupt:
         taken_back = _take_back(request, files)
-        return _interrupted(taken_back)
+        raise AskingInterrupted(_interrupted(taken_back)) from None
     finally:
         files.delete()
 
@@ -180,7 +216,7 @@ def _not_taken(job: Job, request: OutsideRequest, waited_ms: int) -> str:
         return f"the job was taken over by owner {newest} meanwhile; ask again"
     return (
         f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
-        "the job does not run, or is starting"
+        "the job does not run, or has only begun to start; a standby takes none"
     )
 
 

@@ -10,7 +10,7 @@ from flinkish_spark.cli.asking import Patience, ask
 from flinkish_spark.cli.checkpoint_details import details_of, print_details
 from flinkish_spark.cli.checkpoint_views import CheckpointView, checkpoint_views, statistics_of
 from flinkish_spark.cli.exits import ExitStatus, complain, end_with
-from flinkish_spark.cli.params import Job, job_argument, json_option, timeout_option
+from flinkish_spark.cli.params import Job, checkpoint_argument, job_argument, json_option, timeout_option
 from flinkish_spark.cli.replies import print_json, report
 from flinkish_spark.cli.tables import local_time, print_line, print_table
 from flinkish_spark.protocol.ids import CheckpointId
@@ -76,7 +76,7 @@ def list_checkpoints(job: Job, as_json: bool) -> None:
 
 @checkpoints.command("show")
 @job_argument
-@click.argument("checkpoint", metavar="ID", type=click.IntRange(min=1))
+@checkpoint_argument
 @json_option
 def show_checkpoint(job: Job, checkpoint: int, as_json: bool) -> None:
     """Show all that is known about one checkpoint."""

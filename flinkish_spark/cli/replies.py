@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import click
 
 from flinkish_spark.cli.asking import Reply, ReplyKind
-from flinkish_spark.cli.exits import complain, end_with
+from flinkish_spark.cli.exits import complain, end_with, say
 
 
 def print_json(value: Any) -> None:
-    """Print the one document of a `--json`."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print the one document of a `--json`; in ASCII, so that no terminal and no encoding matters."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
 
 
 def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str], as_json: bool) -> NoReturn:
@@ -30,7 +30,7 @@ def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str],
     if as_json:
         print_json({**asked, **reply.to_json()})
     elif reply.kind is ReplyKind.COMPLETED:
-        click.echo(done(reply))
+        say(done(reply))
     else:
         complain(describe(reply))
     end_with(reply.kind.exit_status)
@@ -51,6 +51,8 @@ def describe(reply: Reply) -> str:
             what = f"checkpoint {reply.checkpoint} was aborted"
         case ReplyKind.SAVEPOINT_FAILED:
             what = f"checkpoint {reply.checkpoint} is complete, but its savepoint could not be written"
+        case ReplyKind.LEFT_TO_NEXT_START:
+            what = f"no answer about checkpoint {reply.checkpoint}"
         case _:
             what = "no answer"
     reason = "" if reply.reason is None else reply.reason.value

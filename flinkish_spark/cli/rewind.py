@@ -13,18 +13,25 @@ from typing import Any
 
 import click
 
-from flinkish_spark.cli.asking import Patience, ReplyKind, ask
+from flinkish_spark.cli.asking import Patience, ReplyKind, ask_until_interrupted
 from flinkish_spark.cli.checkpoint_views import CheckpointView, checkpoint_views
-from flinkish_spark.cli.exits import ExitStatus, complain, end_with
-from flinkish_spark.cli.params import Job, confirm, job_argument, json_option, timeout_option, yes_option
+from flinkish_spark.cli.exits import ExitStatus, complain, end_with, say
+from flinkish_spark.cli.params import (
+    Job,
+    checkpoint_argument,
+    confirm,
+    job_argument,
+    json_option,
+    timeout_option,
+    yes_option,
+)
 from flinkish_spark.cli.replies import describe, print_json
 from flinkish_spark.cli.tables import UNKNOWN, local_time
-from flinkish_spark.protocol.decisions import RewindIntent
-from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
 from flinkish_spark.runtime.outside_requests import RequestKind
-from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.runtime.rewind_orders import RewindStatus, what_became_of
 
 #: A query that runs takes the request within half a second; one that starts finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
@@ -40,15 +47,17 @@ class OrderOutcome(enum.Enum):
     WAITS_FOR_START = "WAITS_FOR_START"
     #: The job found that it cannot go back there; nothing was changed.
     REFUSED = "REFUSED"
-    #: The job was told and has not finished in time; it goes on.
+    #: Somebody deleted the order by hand before the job obeyed.
+    GONE = "GONE"
+    #: The job has not finished in time, or nobody waited for it; the order stays.
     NOT_ANSWERED = "NOT_ANSWERED"
 
     @property
     def exit_status(self) -> ExitStatus:
         """Return the status with which the command ends."""
-        if self is OrderOutcome.REFUSED:
-            return ExitStatus.NOT_DONE
-        return ExitStatus.NO_ANSWER if self is OrderOutcome.NOT_ANSWERED else ExitStatus.DONE
+        if self in (OrderOutcome.DONE, OrderOutcome.WAITS_FOR_START):
+            return ExitStatus.DONE
+        return ExitStatus.NO_ANSWER if self is OrderOutcome.NOT_ANSWERED else ExitStatus.NOT_DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,12 @@ class OrderReport:
     outcome: OrderOutcome
     text: str
     lineage: Lineage | None = None
+    first_removed: BatchId | None = None
 
 
 @click.command()
 @job_argument
-@click.argument("checkpoint", metavar="ID", type=click.IntRange(min=1))
+@checkpoint_argument
 @click.option(
     "--tables",
     type=click.Choice([tables.value.lower() for tables in Tables]),
@@ -86,14 +96,20 @@ def rewind(job: Job, checkpoint: int, tables: str, yes: bool, timeout_s: float, 
     if waiting is None:
         _check(job, target)
         confirm(_what_happens(job, target, choice, left_behind), "Go back?", yes, as_json)
-        waiting = _order(job, target, choice)
     else:
         complain(f"it was ordered before, at {local_time(waiting.ordered_at_ms)}; waiting for it")
-    report = _follow(job, waiting, owner, timeout_s)
+    try:
+        order = waiting or _order(job, target, choice)
+        report = _follow(job, order, owner, timeout_s)
+    except KeyboardInterrupt:
+        ordered = waiting or _same_order(job, target, choice)
+        if ordered is None:
+            raise
+        order, report = ordered, _interrupted(job, ordered)
     if as_json:
-        print_json(_to_json(job, waiting, left_behind, report))
+        print_json(_to_json(job, order, left_behind, report))
     elif report.outcome.exit_status is ExitStatus.DONE:
-        click.echo(report.text)
+        say(report.text)
     else:
         complain(report.text)
     end_with(report.outcome.exit_status)
@@ -169,41 +185,38 @@ def _follow(job: Job, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -
     """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
     patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
     begin_ms = job.clock.monotonic_ms()
-    reply = ask(job, RequestKind.REWIND, patience, target=order.order_id)
-    told = reply.kind is ReplyKind.COMPLETED
+    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:
-        closed = _closed(job, order)
-        if closed is not None:
-            return closed
+        status = what_became_of(job.job_dir, order)
+        if status.state.is_closed:
+            return _closed(status)
         # A job that found the order by itself takes no message while it goes back, and owns itself anew.
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
             text = f"ordered: the next start goes back to checkpoint {order.target} ({reply.text})"
             return OrderReport(OrderOutcome.WAITS_FOR_START, text)
-        if reply.kind is ReplyKind.REFUSED:
-            text = f"ordered, and the running job did not go back at once: {describe(reply)}"
-            return OrderReport(OrderOutcome.NOT_ANSWERED, f"{text}; its next start obeys")
+        # One that refuses the message sees the order all the same, or its successor does.
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
+            told = reply.kind is ReplyKind.COMPLETED
             heard = "the job has begun to obey" if told else describe(reply)
             text = f"ordered, and not done within {timeout_s:g} s: {heard}; the order stays"
             return OrderReport(OrderOutcome.NOT_ANSWERED, text)
         job.clock.sleep_ms(_POLL_MS)
 
 
-def _closed(job: Job, order: RewindOrder) -> OrderReport | None:
-    """Return what became of an order; None while it waits or is being carried out."""
-    waiting = job.job_dir.rewind_order()
-    if waiting is not None and waiting.order_id == order.order_id:
-        return None
-    objects = SealedObjects(job.job_dir.store, "the job directory")
-    for number in sorted(objects.numbers("rewinds"), reverse=True):
-        intent = objects.read(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
-        if intent.order_id == order.order_id:
-            text = f"the job has gone back to checkpoint {order.target}: lineage {intent.lineage}"
-            return OrderReport(OrderOutcome.DONE, text, intent.lineage)
-    refused = objects.optional(f"orders/refused/{order.order_id}.json", "refused-order", dict)
-    why = "the order was taken back" if refused is None else str(refused.get("refused", ""))
-    text = f"the job cannot go back to checkpoint {order.target}: {why}"
-    return OrderReport(OrderOutcome.REFUSED, text)
+def _interrupted(job: Job, order: RewindOrder) -> OrderReport:
+    """Return what is to be said after Ctrl-C: an order is not taken back with the message."""
+    status = what_became_of(job.job_dir, order)
+    if status.state.is_closed:
+        return _closed(status)
+    text = (
+        f"interrupted; the order to go back to checkpoint {order.target} stays: a job that runs obeys it "
+        "now, another one at its next start. The same command waits for it"
+    )
+    return OrderReport(OrderOutcome.NOT_ANSWERED, text)
+
+
+def _closed(status: RewindStatus) -> OrderReport:
+    return OrderReport(OrderOutcome(status.state.value), status.text, status.lineage, status.first_removed)
 
 
 def _to_json(
@@ -218,4 +231,5 @@ def _to_json(
         "tables": order.tables.value,
         "left_behind": [int(one) for one in left_behind],
         "lineage": None if report.lineage is None else int(report.lineage),
+        "first_removed": None if report.first_removed is None else int(report.first_removed),
     }

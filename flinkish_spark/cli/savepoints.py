@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import click
 
 from flinkish_spark.cli.asking import Patience, ask
+from flinkish_spark.cli.damage import as_damage
 from flinkish_spark.cli.exits import ExitStatus, complain, end_with
 from flinkish_spark.cli.params import (
     SAVEPOINT_FILE,
     Job,
+    directories_argument,
     job_argument,
     json_option,
     target_argument,
@@ -22,11 +24,9 @@ from flinkish_spark.cli.params import (
 )
 from flinkish_spark.cli.replies import print_json, report
 from flinkish_spark.cli.tables import local_time, print_line, print_table
-from flinkish_spark.errors import FlinkishError
+from flinkish_spark.errors import CorruptObjectError, FlinkishError
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 from flinkish_spark.runtime.outside_requests import RequestKind, StopMode
-from flinkish_spark.sealed_objects import SealedObjects
-from flinkish_spark.store import LocalStore
 
 _LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators", "claimed by")
 
@@ -88,8 +88,12 @@ def _written(checkpoint: object, target: str) -> str:
 
 
 def _refuse_inside(job: Job, target: str) -> None:
-    if Path(target).resolve().is_relative_to(job.root.resolve()):
+    # Not Path.resolve: it raises where links lead in a circle.
+    path, root = Path(os.path.realpath(target)), Path(os.path.realpath(job.root))
+    if path.is_relative_to(root):
         raise click.UsageError(f"{target} is inside the job directory, which savepoints outlive.")
+    if root.is_relative_to(path):
+        raise click.UsageError(f"the job directory is inside {target}; give a directory of its own.")
 
 
 # -- looking for savepoints -------------------------------------------------------------------------
@@ -121,13 +125,7 @@ class FoundSavepoint:
 
 
 @savepoint.command("list")
-@click.argument(
-    "folders",
-    metavar="DIR...",
-    nargs=-1,
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-)
+@directories_argument
 @json_option
 def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the savepoints in and below directories, oldest first.
@@ -152,7 +150,7 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
 def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
-        for place, below, files in os.walk(folder.absolute(), onerror=_cannot_look):
+        for place, below, files in os.walk(folder, onerror=_cannot_look):
             if SAVEPOINT_FILE in files and place not in seen:
                 seen.add(place)
                 # What lies below belongs to it.
@@ -166,15 +164,19 @@ def _cannot_look(error: OSError) -> None:
 
 def _read(path: Path) -> FoundSavepoint:
     # Here and not above: with it comes Arrow, which other commands can do without.
-    from flinkish_spark.savepoints.files import CLAIM_KEY, SavepointDir
+    from flinkish_spark.savepoints.files import SavepointDir
 
-    objects = SealedObjects(LocalStore(path), f"the savepoint {path}")
+    directory = SavepointDir(path)
     try:
-        metadata = SavepointDir(path).metadata()
-        claim: Mapping[str, Any] = objects.optional(CLAIM_KEY, "claim", dict) or {}
+        if not (path / SAVEPOINT_FILE).is_file():
+            # A pipe would be waited for.
+            raise CorruptObjectError(f"{path / SAVEPOINT_FILE} is no file")
+        with as_damage(f"the savepoint {path}"):
+            metadata = directory.metadata()
+            claim = directory.claimed_by(metadata.savepoint)
     except FlinkishError as error:
         return FoundSavepoint(path, None, error=str(error))
-    return FoundSavepoint(path, metadata, str(claim.get("owner", "")))
+    return FoundSavepoint(path, metadata, "" if claim is None else claim.owner)
 
 
 def _when(found: FoundSavepoint) -> tuple[int, str]:

@@ -51,14 +51,18 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 def print_line(text: str = "") -> None:
     """Print a line."""
-    _console().print(Text(text))
+    _console().print(Text(one_line(text)))
 
 
 def local_time(wall_ms: int | None) -> str:
     """Return a wall-clock time for people, in the time zone of this machine."""
     if not wall_ms:
         return UNKNOWN
-    return datetime.fromtimestamp(wall_ms / 1_000).astimezone().isoformat(" ", "seconds")
+    try:
+        return datetime.fromtimestamp(wall_ms / 1_000).astimezone().isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        # No clock says this; whatever wrote it, the rest may be worth seeing.
+        return f"{wall_ms} ms"
 
 
 def _console() -> Console:

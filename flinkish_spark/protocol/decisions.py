@@ -148,8 +148,14 @@ class Receipt:
             CheckpointId(value["checkpoint"]),
             OwnerEpoch(value["owner_epoch"]),
             int(value["confirmed_at_ms"]),
-            value["answers"],
-            value["group_offsets"],
+            {str(sink): [str(a) for a in answers] for sink, answers in value["answers"].items()},
+            {
+                str(group): {
+                    str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
+                    for topic, partitions in topics.items()
+                }
+                for group, topics in value["group_offsets"].items()
+            },
         )
 
 

@@ -15,11 +15,19 @@ import flinkish_spark.cli
 from flinkish_spark.answers import CheckpointAnswer
 from flinkish_spark.cli import asking
 from flinkish_spark.cli.exits import ExitStatus
+from flinkish_spark.cli.replies import describe
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import StoreError
+from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.runtime.inbox import Inbox
-from flinkish_spark.runtime.outside_requests import RequestFiles, RequestKind
+from flinkish_spark.runtime.outside_requests import (
+    OutsideAnswer,
+    OutsideOutcome,
+    OutsideRequest,
+    RequestFiles,
+    RequestKind,
+)
 from flinkish_spark.store import LocalStore
 from tests.cli_rig import JobOnDisk, flinkish, said
 
@@ -57,6 +65,11 @@ def test_every_command_explains_itself_and_is_documented(command: tuple[str, ...
 def test_the_exit_statuses_are_documented() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert all(f"| {status.value} | {status.name} |" in text for status in ExitStatus)
+
+
+def test_every_way_to_end_is_documented_with_its_status() -> None:
+    row = next(line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if "NOT_TAKEN" in line)
+    assert all(f"`{kind.value}`" in row for kind in asking.ReplyKind)
 
 
 def test_no_command_loads_spark_kafka_or_arrow_to_be_started() -> None:
@@ -125,7 +138,7 @@ def test_a_job_may_be_named_as_its_environment_names_it(job: JobOnDisk) -> None:
 def test_a_torn_job_json_is_one_line(job: JobOnDisk) -> None:
     job.damage("job.json")
     result = flinkish("checkpoints", "list", job.root)
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1 and "job.json" in result.stderr
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "job.json" in result.stderr
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(
@@ -192,6 +205,48 @@ def test_an_owner_that_dies_before_it_answers_leaves_it_open(job: JobOnDisk) -> 
     assert said(result)["outcome"] == "UNKNOWN" and "may or may not" in said(result)["text"]
 
 
+@pytest.mark.parametrize("outcome", OutsideOutcome)
+def test_whatever_a_job_answers_is_understood(outcome: OutsideOutcome) -> None:
+    reply = asking.Reply.of(OutsideAnswer(outcome, CheckpointId(7), None, "in words"))
+    assert reply.kind.value == outcome.value and isinstance(reply.kind.exit_status, ExitStatus)
+    assert "in words" in describe(reply)
+
+
+def test_a_savepoint_that_was_being_decided_when_the_job_ended_is_no_answer(
+    job: JobOnDisk, tmp_path: Path
+) -> None:
+    with job.running(lambda request: CheckpointAnswer.left_to_next_start(CheckpointId(7))):
+        plain = flinkish("savepoint", "trigger", job.root, tmp_path / "a")
+        for_programs = said(flinkish("savepoint", "stop", job.root, tmp_path / "a", "--json"))
+    assert plain.exit_code == 3 and plain.stdout == ""
+    assert plain.stderr.startswith("flinkish: no answer about checkpoint 7: SHUT_DOWN, the job ended while")
+    assert "the next start finishes the checkpoint if it was decided" in plain.stderr
+    assert "look at `flinkish checkpoints list`" in plain.stderr
+    assert (for_programs["outcome"], for_programs["checkpoint"]) == ("LEFT_TO_NEXT_START", 7)
+    assert "look at `flinkish checkpoints list`" in for_programs["text"]
+
+
+def test_a_job_that_recovers_says_that_it_cannot_now(job: JobOnDisk, tmp_path: Path) -> None:
+    reason = CheckpointFailureReason.PARTICIPANT_NOT_RUNNING
+    with job.running(lambda request: CheckpointAnswer.refused(reason)):
+        result = flinkish("savepoint", "stop", job.root, tmp_path / "a")
+    assert result.exit_code == 1
+    assert result.stderr == f"flinkish: refused: {reason.value}, {reason.text}\n"
+
+
+@pytest.mark.parametrize("timeout_s", ["nan", "inf", "-inf", "0", "-1", "1e400", "1e10", "x", ""])
+def test_a_timeout_that_nobody_can_wait_for_is_wrong_usage(job: JobOnDisk, timeout_s: str) -> None:
+    result = flinkish("checkpoints", "trigger", job.root, "--timeout-s", timeout_s)
+    assert result.exit_code == 2 and "--timeout-s" in result.stderr
+    assert requests(job) == []
+
+
+def test_a_timeout_may_be_short_or_long(job: JobOnDisk) -> None:
+    assert flinkish("checkpoints", "trigger", job.root, "--timeout-s", "1e-300").exit_code == 3
+    with job.running(lambda request: CheckpointAnswer.completed(CheckpointId(7))):
+        assert flinkish("checkpoints", "trigger", job.root, "--timeout-s", "1e9").exit_code == 0
+
+
 def test_a_request_that_is_taken_in_the_last_moment_is_waited_for(
     job: JobOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +286,21 @@ def test_an_interrupt_says_what_becomes_of_the_request(
     result = flinkish("checkpoints", "trigger", job.root, "--json")
     assert result.exit_code == 3
     assert said(result)["outcome"] == ("NOT_ANSWERED" if is_taken else "NOT_TAKEN")
+    assert requests(job) == []
+
+
+def test_an_interrupt_while_the_request_is_written_leaves_nothing(
+    job: JobOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = RequestFiles.create
+
+    def interrupted(self: RequestFiles, request: OutsideRequest) -> None:
+        create(self, request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestFiles, "create", interrupted)
+    result = flinkish("checkpoints", "trigger", job.root)
+    assert result.exit_code == 3 and "the request was taken back" in result.stderr
     assert requests(job) == []
 
 

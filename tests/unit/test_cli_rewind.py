@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flinkish_spark.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
+from flinkish_spark.cli.asking import Reply, ReplyKind
+from flinkish_spark.cli.rewind import OrderOutcome
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
+from flinkish_spark.runtime.inbox import Inbox
 from flinkish_spark.runtime.outside_requests import OutsideRequest, RequestKind
+from flinkish_spark.runtime.rewind_orders import RewindState
 from tests.cli_rig import JobOnDisk, flinkish, said
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 #: For a job that does not run.
 QUICK = ("--timeout-s", "0.3")
 #: For one that takes the message; this machine may be busy.
@@ -79,6 +85,7 @@ def test_a_running_job_is_told_and_watched(job: JobOnDisk) -> None:
         "tables": "RESTORE",
         "left_behind": [2, 3],
         "lineage": 1,
+        "first_removed": 4,
     }
 
 
@@ -167,12 +174,33 @@ def test_a_job_that_takes_the_message_and_dies_leaves_the_order(job: JobOnDisk) 
     assert result.exit_code == 3 and "the order stays" in result.stderr
 
 
-def test_a_job_that_does_not_go_back_at_once_leaves_the_order(job: JobOnDisk) -> None:
+def test_a_job_that_refuses_the_message_leaves_the_order(job: JobOnDisk) -> None:
     refusal = CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN)
     with job.running(lambda request: refusal):
-        result = flinkish("rewind", job.root, 1, "--yes", "--json")
+        result = flinkish("rewind", job.root, 1, "--yes", "--json", *PATIENT)
     assert result.exit_code == 3
-    assert said(result)["outcome"] == "NOT_ANSWERED" and "its next start obeys" in said(result)["text"]
+    assert said(result)["outcome"] == "NOT_ANSWERED" and "refused: SHUT_DOWN" in said(result)["text"]
+    assert "the order stays" in said(result)["text"]
+    assert order_of(job).target == CheckpointId(1)
+
+
+def test_a_successor_that_refuses_the_message_obeys_the_order(job: JobOnDisk) -> None:
+    """Owner 2 has taken over when the message for owner 1 comes; it finds the order by itself."""
+
+    def obey() -> None:
+        time.sleep(0.3)
+        job.went_back(target=1, lineage=1, order_id=order_of(job).order_id)
+
+    thread = threading.Thread(target=obey)
+
+    def take_over(request: OutsideRequest) -> CheckpointAnswer:
+        thread.start()
+        return CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN)
+
+    with job.running(take_over):
+        result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "20")
+    thread.join()
+    assert (result.exit_code, result.stdout) == (0, "the job has gone back to checkpoint 1: lineage 1\n")
 
 
 def test_a_job_that_finds_the_order_by_itself_is_waited_for(job: JobOnDisk) -> None:
@@ -211,7 +239,75 @@ def test_an_order_that_somebody_deleted_is_not_done(job: JobOnDisk) -> None:
 
     with job.running(lose):
         result = flinkish("rewind", job.root, 1, "--yes")
-    assert result.exit_code == 1 and "was taken back" in result.stderr
+    assert result.exit_code == 1 and "somebody deleted it by hand" in result.stderr
+
+
+# -- interrupts -------------------------------------------------------------------------------------
+def interrupt(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
+    """Let Ctrl-C come at the first wait."""
+
+    def interrupted(self: SystemClock, duration_ms: int) -> None:
+        before()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SystemClock, "sleep_ms", interrupted)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_interrupt_is_no_answer_and_leaves_the_order(
+    job: JobOnDisk, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """A job that runs may obey a moment later, whether it has taken the message or not."""
+    inbox = Inbox(job.job_dir, SystemClock())
+    inbox.took_over(OwnerEpoch(1))
+    interrupt(monkeypatch, inbox.take if is_taken else lambda: None)
+    result = flinkish("rewind", job.root, 1, "--yes", "--json")
+    assert result.exit_code == 3
+    assert said(result)["outcome"] == "NOT_ANSWERED" and said(result)["lineage"] is None
+    assert "interrupted; the order to go back to checkpoint 1 stays" in said(result)["text"]
+    assert order_of(job).order_id == said(result)["order_id"]
+    assert not [name for name in job.files() if name.startswith("requests/")]
+
+
+def test_an_interrupt_behind_the_answer_is_no_answer_either(
+    job: JobOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewind, "ask_until_interrupted", lambda *words, **more: Reply(ReplyKind.COMPLETED))
+    interrupt(monkeypatch)
+    result = flinkish("rewind", job.root, 1, "--yes")
+    assert result.exit_code == 3 and "the order to go back to checkpoint 1 stays" in result.stderr
+
+
+def test_an_interrupt_behind_the_end_says_how_it_ended(
+    job: JobOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = give_order(job, 1)
+    interrupt(monkeypatch, lambda: job.went_back(target=1, lineage=1, order_id=given.order_id))
+    result = flinkish("rewind", job.root, 1)
+    assert (result.exit_code, result.stdout) == (0, "the job has gone back to checkpoint 1: lineage 1\n")
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_an_interrupt_while_the_order_is_written_tells_whether_it_is(
+    job: JobOnDisk, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    def interrupted(job_on_disk: object, target: CheckpointId, tables: Tables) -> RewindOrder:
+        if is_written:
+            give_order(job, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rewind, "_order", interrupted)
+    result = flinkish("rewind", job.root, 1, "--yes")
+    assert result.exit_code == (3 if is_written else 1)
+    assert ("the order to go back to checkpoint 1 stays" in result.stderr) is is_written
+
+
+def test_every_end_of_an_order_is_documented() -> None:
+    assert {state.value for state in RewindState if state.is_closed} <= {one.value for one in OrderOutcome}
+    row = next(
+        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if "WAITS_FOR_START" in line
+    )
+    assert all(f"`{outcome.value}`" in row for outcome in OrderOutcome)
 
 
 def test_checkpoints_that_are_dead_already_are_not_named_again(job: JobOnDisk) -> None:

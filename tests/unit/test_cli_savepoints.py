@@ -79,6 +79,12 @@ def test_a_program_is_told_what_was_asked_and_answered(job: JobOnDisk, tmp_path:
     }
 
 
+def test_blanks_in_a_target_are_shown_as_they_are(job: JobOnDisk, tmp_path: Path) -> None:
+    with job.running(completed):
+        result = flinkish("savepoint", "trigger", job.root, tmp_path / "a  b")
+    assert result.stdout == f"savepoint of checkpoint 7: {tmp_path}/a  b\n"
+
+
 def test_a_savepoint_that_could_not_be_written_is_not_done(job: JobOnDisk, tmp_path: Path) -> None:
     answer = CheckpointAnswer.savepoint_failed(CheckpointId(7), "the disk is\nfull")
     with job.running(lambda request: answer):
@@ -108,6 +114,16 @@ def test_a_refusal_without_words_has_those_of_its_reason(job: JobOnDisk, tmp_pat
         ("taken", "a savepoint in"),
         ("s3://bucket/a", "is not a path"),
         ("", "is not a path"),
+        ("a-file/deeper", "cannot be looked at"),
+        ("x" * 300, "cannot be looked at"),
+        ("x/" * 3_000, "cannot be looked at"),
+        ("circle/a", "cannot be looked at"),
+        ("a\nb", "control characters"),
+        ("a\x1b[2J", "control characters"),
+        ("a\udcff", "control characters"),
+        ("a\0b", "is not a path"),
+        (".", "a directory of its own"),
+        ("link/inside", "inside the job directory"),
     ],
 )
 def test_targets_that_cannot_be_written_are_refused_before_the_job_is_asked(
@@ -115,6 +131,8 @@ def test_targets_that_cannot_be_written_are_refused_before_the_job_is_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "link").symlink_to("job")
     write_savepoint(tmp_path / "taken")
     result = flinkish("savepoint", command, "job", target)
     assert result.exit_code == 2 and why in " ".join(result.stderr.split())
@@ -189,7 +207,7 @@ def test_a_savepoint_is_told_without_what_belongs_to_others(tmp_path: Path) -> N
 
 def test_savepoints_are_a_table_for_people(tmp_path: Path) -> None:
     write_savepoint(tmp_path / "a")
-    SavepointDir(tmp_path / "a").claim("/jobs/other")
+    SavepointDir(tmp_path / "a").claim(JobUuid("1" * 32), "/jobs/other")
     header, row = flinkish("savepoint", "list", tmp_path).stdout.splitlines()
     assert header.split()[:3] == ["path", "job", "checkpoint"]
     assert row.split()[:3] == [str(tmp_path / "a"), "orders", "3"]
