@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flinkish_spark.answers import AnswerKind, CheckpointAnswer, PendingAnswer
+    from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.config import CheckpointConfig, CheckpointingMode
     from flinkish_spark.datastream import DataStream, KeyedStream
     from flinkish_spark.drop_in import register
@@ -18,16 +19,35 @@ if TYPE_CHECKING:
     from flinkish_spark.functions import Context, KeyedProcessFunction, RuntimeContext
     from flinkish_spark.hooks import MasterHook
     from flinkish_spark.job_client import JobClient
-    from flinkish_spark.protocol.job_status import JobStatus, TaskState
+    from flinkish_spark.kafka.barrier_records import BarrierRecords
+    from flinkish_spark.protocol.failures import CheckpointFailureReason
+    from flinkish_spark.protocol.gate_values import AlignmentMode
+    from flinkish_spark.protocol.ids import CheckpointId
+    from flinkish_spark.protocol.job_status import JobStatus, JobStatusChange, TaskState, TaskStateChange
     from flinkish_spark.protocol.limits import UNLIMITED
-    from flinkish_spark.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+    from flinkish_spark.protocol.lineage import Tables
+    from flinkish_spark.protocol.purpose import CheckpointPurpose
     from flinkish_spark.protocol.restoring import NonRestoredState, UnpositionedSources
     from flinkish_spark.protocol.retention import CheckpointRetention
     from flinkish_spark.protocol.seeding import ClaimMode
+    from flinkish_spark.protocol.statistics import (
+        CheckpointDurations,
+        CheckpointFailure,
+        CheckpointStatistics,
+        CheckpointStatus,
+    )
+    from flinkish_spark.protocol.statistics_history import (
+        CheckpointCounts,
+        RestoredCheckpoint,
+        StatisticsHistory,
+    )
+    from flinkish_spark.protocol.statistics_participants import ChannelStatistics, ParticipantStatistics
+    from flinkish_spark.protocol.statistics_summary import Quantity, Summary
     from flinkish_spark.protocol.trigger import FinishedParticipants
+    from flinkish_spark.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from flinkish_spark.runtime.listeners import JobListener, QuietListener
     from flinkish_spark.runtime.master_hooks import UnknownHookState
-    from flinkish_spark.runtime.settings import Standby
+    from flinkish_spark.runtime.settings import JobProgress, Standby
     from flinkish_spark.savepoints.settings import RestoreSettings
     from flinkish_spark.session import (
         configure_spark_with_delta_jars,
@@ -44,6 +64,7 @@ __version__ = "0.1.0"
 #: Module -> the names it gives to the public API.
 _PUBLIC = {
     "answers": ("AnswerKind", "CheckpointAnswer", "PendingAnswer"),
+    "chaining.upstream": ("UpstreamJob",),
     "config": ("CheckpointConfig", "CheckpointingMode"),
     "datastream": ("DataStream", "KeyedStream"),
     "drop_in": ("register",),
@@ -53,17 +74,32 @@ _PUBLIC = {
     "functions": ("Context", "KeyedProcessFunction", "RuntimeContext"),
     "hooks": ("MasterHook",),
     "job_client": ("JobClient",),
-    "protocol.job_status": ("JobStatus", "TaskState"),
+    "kafka.barrier_records": ("BarrierRecords",),
+    "protocol.failures": ("CheckpointFailureReason",),
+    "protocol.gate_values": ("AlignmentMode",),
+    "protocol.ids": ("CheckpointId",),
+    "protocol.job_status": ("JobStatus", "JobStatusChange", "TaskState", "TaskStateChange"),
     "protocol.limits": ("UNLIMITED",),
-    "protocol.restart": ("ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart"),
-    "protocol.retention": ("CheckpointRetention",),
-    "protocol.trigger": ("FinishedParticipants",),
-    "savepoints.settings": ("RestoreSettings",),
-    "protocol.seeding": ("ClaimMode",),
+    "protocol.lineage": ("Tables",),
+    "protocol.purpose": ("CheckpointPurpose",),
     "protocol.restoring": ("NonRestoredState", "UnpositionedSources"),
+    "protocol.retention": ("CheckpointRetention",),
+    "protocol.seeding": ("ClaimMode",),
+    "protocol.statistics": (
+        "CheckpointDurations",
+        "CheckpointFailure",
+        "CheckpointStatistics",
+        "CheckpointStatus",
+    ),
+    "protocol.statistics_history": ("CheckpointCounts", "RestoredCheckpoint", "StatisticsHistory"),
+    "protocol.statistics_participants": ("ChannelStatistics", "ParticipantStatistics"),
+    "protocol.statistics_summary": ("Quantity", "Summary"),
+    "protocol.trigger": ("FinishedParticipants",),
+    "restart_strategies": ("ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart"),
     "runtime.listeners": ("JobListener", "QuietListener"),
     "runtime.master_hooks": ("UnknownHookState",),
-    "runtime.settings": ("Standby",),
+    "runtime.settings": ("JobProgress", "Standby"),
+    "savepoints.settings": ("RestoreSettings",),
     "session": (
         "configure_spark_with_delta_jars",
         "configure_spark_with_jars",
@@ -78,10 +114,21 @@ _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
     "UNLIMITED",
+    "AlignmentMode",
     "AnswerKind",
+    "BarrierRecords",
+    "ChannelStatistics",
     "CheckpointAnswer",
     "CheckpointConfig",
+    "CheckpointCounts",
+    "CheckpointDurations",
+    "CheckpointFailure",
+    "CheckpointFailureReason",
+    "CheckpointId",
+    "CheckpointPurpose",
     "CheckpointRetention",
+    "CheckpointStatistics",
+    "CheckpointStatus",
     "CheckpointingMode",
     "ClaimMode",
     "Context",
@@ -95,7 +142,9 @@ __all__ = [
     "FlinkishError",
     "JobClient",
     "JobListener",
+    "JobProgress",
     "JobStatus",
+    "JobStatusChange",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -105,17 +154,25 @@ __all__ = [
     "NoRestart",
     "NonRestoredState",
     "OnBadRecord",
+    "ParticipantStatistics",
     "PendingAnswer",
+    "Quantity",
     "QuietListener",
     "Raw",
     "RestoreSettings",
+    "RestoredCheckpoint",
     "RuntimeContext",
     "Standby",
     "StartingOffsets",
+    "StatisticsHistory",
     "StreamExecutionEnvironment",
+    "Summary",
+    "Tables",
     "TaskState",
+    "TaskStateChange",
     "UnknownHookState",
     "UnpositionedSources",
+    "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",
     "configure_spark_with_delta_jars",

@@ -5,23 +5,21 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from flinkish_spark.errors import ConfigError
+from flinkish_spark.arguments import refused_as_config_errors
 from flinkish_spark.protocol.coordination import CoordinationRules
-from flinkish_spark.protocol.limits import Limit, checked_limit, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.retention import CheckpointRetention
 from flinkish_spark.protocol.trigger import FinishedParticipants
+
+#: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
+MOST_CONCURRENT = 100
+MOST_RETAINED = 1_000_000
 
 
 def require_positive(name: str, value: int) -> None:
     """Raise ConfigError unless `value` is a positive whole number."""
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(
-            f"{name} is {value!r}",
-            why="it must be a positive whole number of milliseconds" if name.endswith("_ms") else "",
-            what_to_do=f"set {name} to 1 or more",
-            setting=name,
-            value=value,
-        )
+    with refused_as_config_errors(f"set {name} to 1 or more"):
+        checked_whole(name, value, least=1)
 
 
 class CheckpointingMode(enum.Enum):
@@ -37,6 +35,8 @@ class CheckpointingMode(enum.Enum):
 class CheckpointConfig:
     """When checkpoints are taken, how long they may last, and which are kept.
 
+    Times are at least 1 ms and at most 365 days.
+
     Parameters
     ----------
     interval_ms
@@ -48,8 +48,8 @@ class CheckpointConfig:
         Least time between the end of one checkpoint and the next periodic trigger; 0 for none.
         Savepoints and checkpoints by hand do not wait for it.
     max_concurrent
-        Most checkpoints in flight, from the trigger to the receipt. With 2 or more the next one is
-        triggered while the sinks still commit.
+        Most checkpoints in flight, from the trigger to the receipt, up to 100. With 2 or more the
+        next one is triggered while the sinks still commit.
     tolerable_failures
         How many checkpoints in a row may fail before the job is restarted; `UNLIMITED` for any
         number. What counts is said in `CheckpointFailureReason`.
@@ -57,7 +57,7 @@ class CheckpointConfig:
         How long the job may be down with data staged but not decided. A Kafka sink's transaction
         timeout must be at least ``interval_ms + restart_budget_ms``.
     retained
-        How many confirmed checkpoints can be gone back to; the newest is always kept.
+        How many confirmed checkpoints can be gone back to, 1 to 1,000,000; the newest is always kept.
     retention
         What becomes of them when the job is cancelled. Savepoints are never deleted.
     mode
@@ -69,7 +69,7 @@ class CheckpointConfig:
     Raises
     ------
     ConfigError
-        A value is out of range.
+        A value is out of range, or of another type.
 
     Examples
     --------
@@ -89,22 +89,16 @@ class CheckpointConfig:
     finished: FinishedParticipants = FinishedParticipants.ALLOWED
 
     def __post_init__(self) -> None:
-        for name in ("interval_ms", "timeout_ms", "restart_budget_ms", "retained", "max_concurrent"):
-            require_positive(name, getattr(self, name))
-        try:
-            checked_whole("min_pause_ms", self.min_pause_ms, least=0)
+        with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
+            for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
+                checked_whole(name, getattr(self, name), least=1, most=MOST_MS)
+            checked_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
+            checked_whole("retained", self.retained, least=1, most=MOST_RETAINED)
+            checked_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)
             checked_limit("tolerable_failures", self.tolerable_failures, least=0)
-        except ValueError as error:
-            raise ConfigError(str(error), what_to_do="give a number, or UNLIMITED for the failures") from None
-        for name, kind in (
-            ("retention", CheckpointRetention),
-            ("mode", CheckpointingMode),
-            ("finished", FinishedParticipants),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}", what_to_do=f"use one of {[str(k) for k in kind]}"
-                )
+            checked_choice("retention", self.retention, CheckpointRetention)
+            checked_choice("mode", self.mode, CheckpointingMode)
+            checked_choice("finished", self.finished, FinishedParticipants)
 
     @property
     def is_exactly_once(self) -> bool:

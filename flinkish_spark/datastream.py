@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError, UserFunctionError
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.graph.declared import check_max_parallelism, output_schema
 from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, StreamNode, TransformNode
+from flinkish_spark.sinks.base import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from flinkish_spark.environment import StreamExecutionEnvironment
-    from flinkish_spark.sinks.base import Sink
 
 
 class DataStream:
@@ -37,7 +38,18 @@ class DataStream:
         function
             Gets the records' DataFrame and returns another; called at each start of the query, or
             behind a keyed operator once per micro-batch.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called.
         """
+        if not callable(function):
+            raise GraphError(
+                f"transform() got a {type(function).__name__}",
+                why="it takes a function from one DataFrame to another",
+                what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
+            )
         return DataStream(self._environment, TransformNode(self._node, function))
 
     def key_by(self, *keys: str | Column) -> KeyedStream:
@@ -47,9 +59,21 @@ class DataStream:
         ----------
         keys
             Column names or column expressions. A null key is a key like any other.
+
+        Raises
+        ------
+        GraphError
+            There is no key, or one that is neither a name nor a column.
         """
         if not keys:
             raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
+        for key in keys:
+            if not isinstance(key, str | Column) or (isinstance(key, str) and not key):
+                raise GraphError(
+                    f"key_by() got {key!r} ({type(key).__name__})",
+                    why="a key is the name of a column or a column expression",
+                    what_to_do='name them one by one: key_by("user", "product")',
+                )
         return KeyedStream(self._environment, self._node, keys)
 
     def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
@@ -66,7 +90,18 @@ class DataStream:
         -------
         DataStream
             This stream, so that several sinks can be attached in a row.
+
+        Raises
+        ------
+        GraphError
+            It is no sink, or the uid cannot be used or is taken.
         """
+        if not isinstance(sink, Sink):
+            raise GraphError(
+                f"sink_to() got a {type(sink).__name__}",
+                why="it takes an instance of a sink",
+                what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
+            )
         graph = self._environment.graph
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self
@@ -114,6 +149,10 @@ class KeyedStream:
 
         Raises
         ------
+        ConfigError
+            The number of key groups is out of range.
+        GraphError
+            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
         UserFunctionError
             The function cannot be serialised.
         SchemaError

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable, with_methods_of
 from flinkish_spark.clock import SystemClock
-from flinkish_spark.config import CheckpointConfig, require_positive
+from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.declared import check_max_parallelism
@@ -19,12 +20,14 @@ from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.restart import ExponentialDelay, RestartStrategy
+from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.restart_strategies import ExponentialDelay
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks, UnknownHookState
 from flinkish_spark.runtime.settings import JobSettings, Standby
 from flinkish_spark.runtime.spark_engine import SparkEngine
-from flinkish_spark.runtime.steps import Observer, SilentObserver
+from flinkish_spark.runtime.steps import Observer, SilentObserver, StepObserver
 from flinkish_spark.runtime.supervisor import Supervisor
 from flinkish_spark.runtime.threads import SystemThreads
 from flinkish_spark.savepoints.settings import RestoreSettings
@@ -48,16 +51,17 @@ class StreamExecutionEnvironment:
     job
         Name of the job; fixed for the life of `job_dir`.
     job_dir
-        Absolute path of the job's own directory: checkpoints, state, decisions. One job, one
-        directory; created at the first start.
+        Absolute path, as a str, of the job's own directory: checkpoints, state, decisions. One job,
+        one directory; created at the first start.
     checkpoint
         When checkpoints are taken.
     restart_strategy
-        What happens after a failure that a restart may mend.
+        What happens after a failure that a restart may mend: ExponentialDelay, FixedDelay,
+        FailureRate or NoRestart, or an object of yours with their `decide`.
     max_parallelism
         Number of key groups of operators that name none.
     trigger_interval_ms
-        Least time between the starts of two micro-batches; 0 for as fast as possible.
+        Least time between the starts of two micro-batches, up to 365 days; 0 for as fast as possible.
     restore
         A savepoint that a new `job_dir` begins with. Later starts go on from the job's own checkpoints.
     standby
@@ -69,7 +73,7 @@ class StreamExecutionEnvironment:
     Raises
     ------
     ConfigError
-        A setting cannot be used.
+        A setting cannot be used, or has another type; nothing that is wrong counts as left out.
 
     Examples
     --------
@@ -90,22 +94,25 @@ class StreamExecutionEnvironment:
         standby: Standby = Standby.REFUSE,
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
     ) -> None:
-        try:
+        _check_session(spark)
+        instance_of("job", job, str, what_to_do='give the job a name like "orders"')
+        with refused_as_config_errors('give the job a name like "orders"'):
             checked_name(job, "job name")
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         check_max_parallelism(max_parallelism)
-        if trigger_interval_ms:
-            require_positive("trigger_interval_ms", trigger_interval_ms)
+        with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
+            checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
+        with refused_as_config_errors("give one of these, without quotes"):
+            checked_choice("standby", standby, Standby)
+            checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         self.spark = spark
         self.job = job
         self.job_dir = _local_path(job_dir)
-        self.checkpoint = checkpoint or CheckpointConfig()
-        self.restart_strategy: RestartStrategy = restart_strategy or ExponentialDelay()
+        self.checkpoint = _checkpoint_config(checkpoint)
+        self.restart_strategy = _restart_strategy(restart_strategy)
         self.max_parallelism = max_parallelism
         self.trigger_interval_ms = trigger_interval_ms
         self.graph = StreamGraph()
-        self.restore, self.standby = restore, standby
+        self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
@@ -132,9 +139,14 @@ class StreamExecutionEnvironment:
         Raises
         ------
         GraphError
-            It cannot be replayed, or keeps state of Spark's own (aggregates, dropDuplicates,
-            watermarks, limits, joins of two streams).
+            It is no streaming DataFrame, cannot be replayed, or keeps state of Spark's own
+            (aggregates, dropDuplicates, watermarks, limits, joins of two streams).
         """
+        if not hasattr(type(frame), "isStreaming"):
+            raise GraphError(
+                f"from_dataframe() got a {type(frame).__name__}",
+                what_to_do="give it the DataFrame that spark.readStream makes",
+            )
         return self.from_source(DataFrameSource(frame), uid=uid)
 
     def execute_async(self) -> JobClient:
@@ -161,16 +173,36 @@ class StreamExecutionEnvironment:
         Raises
         ------
         ConfigError
-            It is no hook, or its name cannot be used or is taken.
+            It is no instance of a MasterHook, or its name cannot be used or is taken.
         """
+        what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
+        if not isinstance(hook, MasterHook):
+            raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
+        with_methods_of("hook", hook, MasterHook, what_to_do=what_to_do)
         self._hooks.add(hook)
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of status changes and of complete and aborted checkpoints."""
+        """Tell `listener` of status changes and of complete and aborted checkpoints.
+
+        Raises
+        ------
+        ConfigError
+            It has not the methods of a JobListener.
+        """
+        what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
+        with_methods_of("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` watch the steps of the checkpoints; see `runtime.steps`."""
+        """Let `observer` watch the steps of the checkpoints; see `runtime.steps`.
+
+        Raises
+        ------
+        ConfigError
+            It has not the methods of an observer.
+        """
+        what_to_do = "derive it from flinkish_spark.runtime.steps.SilentObserver, and give an instance"
+        with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
 
     def _supervisor(self) -> Supervisor:
@@ -194,9 +226,35 @@ class StreamExecutionEnvironment:
         return Supervisor(SparkEngine(self.spark, self.graph, settings, job_dir), settings, job_dir)
 
 
+def _check_session(spark: SparkSession) -> None:
+    # By its methods: a session of Spark Connect is refused later, with the reason.
+    if not hasattr(type(spark), "readStream"):
+        what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
+        raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
+
+
+def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:
+    config = CheckpointConfig() if given is None else given
+    what_to_do = "give CheckpointConfig(interval_ms=...), or leave it out"
+    return instance_of("checkpoint", config, CheckpointConfig, what_to_do=what_to_do)
+
+
+def _restart_strategy(given: RestartStrategy | None) -> RestartStrategy:
+    strategy: RestartStrategy = ExponentialDelay() if given is None else given
+    what_to_do = "give an instance, for example FixedDelay(attempts=3) or NoRestart()"
+    return with_methods_of("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
+
+
+def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
+    path = given if isinstance(given, str) else "/absolute/path"
+    what_to_do = f'give RestoreSettings("{path}"), or leave it out'
+    return None if given is None else instance_of("restore", given, RestoreSettings, what_to_do=what_to_do)
+
+
 def _local_path(text: str) -> Path:
+    instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
     path = Path(text.removeprefix("file://"))
-    if "://" in str(text).removeprefix("file://") or not path.is_absolute():
+    if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:
         raise ConfigError(
             f"the job_dir {text!r} cannot be used",
             why="it must be an absolute path on a file system that driver and executors share; "

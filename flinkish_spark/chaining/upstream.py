@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.errors import ConfigError
+from flinkish_spark.arguments import refused_as_config_errors
 from flinkish_spark.protocol.gate_values import AlignmentMode, AlignmentSettings
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.limits import UnusableValueError
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class UpstreamJob:
         barriers, and the offsets up to the others are part of it. ``ALIGNED_WITH_TIMEOUT``: the first,
         and the second if it takes too long. ``AT_LEAST_ONCE``: nothing waits.
     alignment_timeout_ms
-        From the first barrier on; with ``ALIGNED_WITH_TIMEOUT`` and only there.
+        From the first barrier on, 0 to 365 days; with ``ALIGNED_WITH_TIMEOUT`` and only there.
     job
         Uuid of the upstream job, as in its job.json; empty for the first one that is seen. Needed when
         the topics are written by several jobs, or by another one than before.
@@ -35,7 +36,7 @@ class UpstreamJob:
     Raises
     ------
     ConfigError
-        A setting cannot be used.
+        A setting cannot be used, or has another type.
 
     Examples
     --------
@@ -48,13 +49,12 @@ class UpstreamJob:
     job: str = ""
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "mode", AlignmentMode(self.mode))
+        with refused_as_config_errors("describe the upstream job as flinkish_spark.UpstreamJob says"):
             _ = self.settings
+            if not isinstance(self.job, str):
+                raise UnusableValueError("job", self.job, "the uuid in the job.json of a job, as a str")
             if self.job:
                 JobUuid(self.job)
-        except ValueError as wrong:
-            raise ConfigError(f"the upstream job cannot be described so: {wrong}") from None
 
     @property
     def settings(self) -> AlignmentSettings:

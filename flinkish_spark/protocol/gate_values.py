@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 
 
 class AlignmentMode(enum.Enum):
@@ -61,7 +62,13 @@ class AlignmentSettings:
     ended
         See :class:`EndedChannels`.
     alignment_timeout_ms
-        Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, 0 or more.
+        Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
+        365 days.
+
+    Raises
+    ------
+    ValueError
+        A value is none of these.
 
     Examples
     --------
@@ -75,14 +82,16 @@ class AlignmentSettings:
     alignment_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
+        checked_choice("mode", self.mode, AlignmentMode)
+        checked_choice("ended", self.ended, EndedChannels)
         timed = self.mode is AlignmentMode.ALIGNED_WITH_TIMEOUT
         if timed is not (self.alignment_timeout_ms is not None):
             raise ValueError(
                 "alignment_timeout_ms belongs to ALIGNED_WITH_TIMEOUT, and that mode needs it; "
                 f"got {self.alignment_timeout_ms!r} with {self.mode.value}"
             )
-        if self.alignment_timeout_ms is not None and self.alignment_timeout_ms < 0:
-            raise ValueError(f"alignment_timeout_ms must be 0 or more, got {self.alignment_timeout_ms}")
+        if self.alignment_timeout_ms is not None:
+            checked_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
 
     def unaligned_after_ms(self, kind: BarrierKind) -> int | None:
         """Return how long after its first barrier a checkpoint turns unaligned; None if it never does."""

@@ -1,12 +1,15 @@
-"""Whole numbers that are checked, and limits that may be absent.
+"""Values that are checked when a setting is made: whole numbers, factors, choices, limits that may be absent.
 
 "No limit" is a value of its own, :data:`UNLIMITED`: no number means it, and None does not either.
+Nothing is converted: True is no number, 5.0 no whole number, and the name of a choice no choice.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, TypeVar
+
+_EnumT = TypeVar("_EnumT", bound=enum.Enum)
 
 
 class Unlimited(enum.Enum):
@@ -20,6 +23,30 @@ UNLIMITED = Unlimited.UNLIMITED
 #: How many at most; a count equal to the limit is still allowed.
 Limit = int | Unlimited
 
+#: The longest time that a setting may name: 365 days. More is a slip, and clocks cannot wait for any number.
+MOST_MS = 365 * 24 * 3_600_000
+
+
+class UnusableValueError(ValueError):
+    """A setting has a value that it cannot have.
+
+    Parameters
+    ----------
+    name
+        The setting.
+    value
+        What it was given.
+    wanted
+        What it must be, as the end of "it must be".
+    """
+
+    def __init__(self, name: str, value: object, wanted: str) -> None:
+        super().__init__(name, value, wanted)
+        self.name, self.value, self.wanted = name, value, wanted
+
+    def __str__(self) -> str:
+        return f"{self.name} must be {self.wanted}, got {self.value!r}"
+
 
 def exceeds(count: int, limit: Limit) -> bool:
     """Whether `count` is above `limit`; never, if there is none.
@@ -32,28 +59,50 @@ def exceeds(count: int, limit: Limit) -> bool:
     return isinstance(limit, int) and count > limit
 
 
-def checked_whole(name: str, value: Any, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`, else raise ValueError.
+def checked_whole(name: str, value: Any, least: int, most: Limit = UNLIMITED) -> int:
+    """Return `value` if it is a whole number from `least` to `most`, else raise UnusableValueError.
 
     Examples
     --------
     >>> checked_whole("delay_ms", 5, least=0)
     5
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or exceeds(value, most):
+        raise UnusableValueError(name, value, _whole(least, most))
     return value
 
 
 def checked_limit(name: str, value: Any, least: int) -> Limit:
-    """Return `value` if it is UNLIMITED or a whole number of at least `least`, else raise ValueError."""
-    return value if isinstance(value, Unlimited) else checked_whole(name, value, least)
+    """Return `value` if it is UNLIMITED or a whole number >= `least`, else raise UnusableValueError."""
+    if isinstance(value, Unlimited):
+        return value
+    try:
+        return checked_whole(name, value, least)
+    except UnusableValueError as wrong:
+        raise UnusableValueError(name, value, f"{wrong.wanted}, or UNLIMITED") from None
 
 
 def checked_factor(name: str, value: Any, least: float, most: float) -> float:
-    """Return `value` if it is a number from `least` to `most`, else raise ValueError."""
+    """Return `value` if it is a number from `least` to `most`, else raise UnusableValueError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # NaN fails every comparison, so it is refused, too.
     if not is_number or not least <= value <= most:
-        raise ValueError(f"{name} must be a number from {least} to {most}, got {value!r}")
+        raise UnusableValueError(name, value, f"a number from {least} to {most}")
     return float(value)
+
+
+def checked_choice(name: str, value: Any, choices: type[_EnumT]) -> _EnumT:
+    """Return `value` if it is a member of an enum, else raise UnusableValueError.
+
+    Examples
+    --------
+    >>> checked_choice("limit", UNLIMITED, Unlimited)
+    <Unlimited.UNLIMITED: 'UNLIMITED'>
+    """
+    if not isinstance(value, choices):
+        raise UnusableValueError(name, value, f"one of {', '.join(str(one) for one in choices)}")
+    return value
+
+
+def _whole(least: int, most: Limit) -> str:
+    return f"a whole number from {least} to {most}" if isinstance(most, int) else f"a whole number >= {least}"

@@ -9,7 +9,8 @@ tests own the history. Names and rules are Flink's. Two of them count by time an
 - :class:`FixedDelay` counts failures since the last checkpoint. (Flink counts them over the life
   of the job, so that a job of some months ends for three unrelated failures.)
 
-All strategies check their values when they are made and raise ValueError.
+All strategies check their values when they are made and raise ValueError; what a user makes are
+their subclasses in `flinkish_spark.restart_strategies`, which raise ConfigError.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flinkish_spark.protocol.limits import (
+    MOST_MS,
     UNLIMITED,
     Limit,
+    UnusableValueError,
     checked_factor,
     checked_limit,
     checked_whole,
@@ -119,7 +122,7 @@ class FixedDelay:
 
     def __post_init__(self) -> None:
         checked_limit("attempts", self.attempts, least=0)
-        checked_whole("delay_ms", self.delay_ms, least=0)
+        checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
         """Restart while attempts are left."""
@@ -166,14 +169,14 @@ class ExponentialDelay:
     attempts_before_reset_backoff: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        checked_whole("initial_delay_ms", self.initial_delay_ms, least=1)
-        if checked_whole("max_delay_ms", self.max_delay_ms, least=1) < self.initial_delay_ms:
-            raise ValueError(
-                f"max_delay_ms is {self.max_delay_ms}, below initial_delay_ms {self.initial_delay_ms}"
-            )
+        checked_whole("initial_delay_ms", self.initial_delay_ms, least=1, most=MOST_MS)
+        checked_whole("max_delay_ms", self.max_delay_ms, least=1, most=MOST_MS)
+        if self.max_delay_ms < self.initial_delay_ms:
+            wanted = f"at least initial_delay_ms, which is {self.initial_delay_ms}"
+            raise UnusableValueError("max_delay_ms", self.max_delay_ms, wanted)
         checked_factor("backoff_multiplier", self.backoff_multiplier, least=1.0, most=1_000.0)
         checked_factor("jitter_factor", self.jitter_factor, least=0.0, most=1.0)
-        checked_whole("reset_backoff_threshold_ms", self.reset_backoff_threshold_ms, least=1)
+        checked_whole("reset_backoff_threshold_ms", self.reset_backoff_threshold_ms, least=1, most=MOST_MS)
         checked_limit("attempts_before_reset_backoff", self.attempts_before_reset_backoff, least=0)
         _refuse_uncountable("attempts_before_reset_backoff", self.attempts_before_reset_backoff)
 
@@ -226,8 +229,8 @@ class FailureRate:
 
     def __post_init__(self) -> None:
         checked_whole("max_failures", self.max_failures, least=1)
-        checked_whole("interval_ms", self.interval_ms, least=1)
-        checked_whole("delay_ms", self.delay_ms, least=0)
+        checked_whole("interval_ms", self.interval_ms, least=1, most=MOST_MS)
+        checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         _refuse_uncountable("max_failures", self.max_failures)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
@@ -240,6 +243,6 @@ class FailureRate:
 
 
 def _refuse_uncountable(name: str, limit: Limit) -> None:
-    """Raise ValueError for a limit that the history is too short to ever exceed."""
+    """Raise UnusableValueError for a limit that the history is too short to ever exceed."""
     if isinstance(limit, int) and limit >= REMEMBERED_FAILURES:
-        raise ValueError(f"{name} must be below {REMEMBERED_FAILURES}, got {limit}")
+        raise UnusableValueError(name, limit, f"below {REMEMBERED_FAILURES}")

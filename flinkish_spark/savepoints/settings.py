@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.limits import checked_choice
 from flinkish_spark.protocol.restoring import NonRestoredState, RestoreRules, UnpositionedSources
 from flinkish_spark.protocol.seeding import ClaimMode
 
@@ -20,7 +22,7 @@ class RestoreSettings:
     Parameters
     ----------
     path
-        The savepoint's directory, absolute.
+        The savepoint's directory, an absolute path as a str.
     claim
         Who owns the savepoint's files afterwards.
     non_restored
@@ -31,7 +33,7 @@ class RestoreSettings:
     Raises
     ------
     ConfigError
-        The path is not absolute.
+        The path is not absolute, or a value is of another type.
 
     Examples
     --------
@@ -45,6 +47,11 @@ class RestoreSettings:
     unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
 
     def __post_init__(self) -> None:
+        instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
+        with refused_as_config_errors("give RestoreSettings one of these, without quotes"):
+            checked_choice("claim", self.claim, ClaimMode)
+            checked_choice("non_restored", self.non_restored, NonRestoredState)
+            checked_choice("unpositioned", self.unpositioned, UnpositionedSources)
         if not self.folder.is_absolute():
             raise ConfigError(
                 f"the savepoint {self.path!r} cannot be used",

@@ -1,16 +1,55 @@
-"""Public test tools: a real local broker, open or secured, certificates, crash points, leftovers."""
+"""Public test tools: a real local broker, open or secured, certificates, crash points, a simulator.
 
-from flinkish_spark.testing.broker import LocalBroker
-from flinkish_spark.testing.crashing import KillAt
-from flinkish_spark.testing.open_transactions import still_open
-from flinkish_spark.testing.secure_broker import SecureBroker
-from flinkish_spark.testing.tls import LocalCertificates, make_certificates
+Names are imported when they are first used: a test that starts a broker needs nothing of the simulator.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flinkish_spark.testing.broker import LocalBroker
+    from flinkish_spark.testing.crashing import KillAt
+    from flinkish_spark.testing.open_transactions import still_open
+    from flinkish_spark.testing.secure_broker import SecureBroker
+    from flinkish_spark.testing.simulation.many import simulate_many
+    from flinkish_spark.testing.simulation.runs import RunReport, simulate
+    from flinkish_spark.testing.simulation.surroundings import simulated_surroundings
+    from flinkish_spark.testing.tls import LocalCertificates, make_certificates
+
+#: Module -> the names it gives to the test tools.
+_PUBLIC = {
+    "broker": ("LocalBroker",),
+    "crashing": ("KillAt",),
+    "open_transactions": ("still_open",),
+    "secure_broker": ("SecureBroker",),
+    "simulation.many": ("simulate_many",),
+    "simulation.runs": ("RunReport", "simulate"),
+    "simulation.surroundings": ("simulated_surroundings",),
+    "tls": ("LocalCertificates", "make_certificates"),
+}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
     "KillAt",
     "LocalBroker",
     "LocalCertificates",
+    "RunReport",
     "SecureBroker",
     "make_certificates",
+    "simulate",
+    "simulate_many",
+    "simulated_surroundings",
     "still_open",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'flinkish_spark.testing' has no attribute {name!r}")
+    value = getattr(import_module(f"flinkish_spark.testing.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

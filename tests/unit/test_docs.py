@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -29,6 +30,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: A path in backticks is checked if it begins with one of these.
 FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)(?:::([A-Za-z0-9_]+))?`")
 
@@ -86,6 +88,35 @@ def test_paths_and_tests_that_are_named_exist(document: Path) -> None:
 def test_every_document_is_reached_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [name for name in names(DOCUMENTS[:]) if name != "README.md" and f"({name})" not in readme]
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    """Return the Python code blocks of all documents, with the document and the line where each begins."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for match in _PYTHON_BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start(1)) + 1
+            found.append((f"{document.relative_to(ROOT)}:{line}", match.group(1)))
+    return found
+
+
+@pytest.mark.parametrize(("place", "code"), python_blocks(), ids=[place for place, _ in python_blocks()])
+def test_python_in_the_documents_compiles_and_imports_what_is_there(place: str, code: str) -> None:
+    compile(code, place, "exec")
+    for node in ast.walk(ast.parse(code)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in modules:
+            if name.split(".")[0] == "flinkish_spark":
+                importlib.import_module(name)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flinkish_spark":
+            module = importlib.import_module(node.module)
+            assert not [one.name for one in node.names if not hasattr(module, one.name)]
+
+
+def test_the_documents_have_python_in_them() -> None:
+    """Else the check above would check nothing."""
+    assert {place.partition(":")[0] for place, _ in python_blocks()} >= {"README.md", "docs/chained-jobs.md"}
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=names(NOTEBOOKS))

@@ -1,5 +1,7 @@
 """Alignment as literal sequences of elements; `tests/gate_script.py` says how to read them."""
 
+import math
+
 import pytest
 
 from flinkish_spark.protocol.gate import MAX_PENDING, GateContractError, InputGate
@@ -510,12 +512,23 @@ def test_a_barrier_brings_the_elements_in_front_of_it():
         (TIMED, None, "belongs to ALIGNED_WITH_TIMEOUT"),
         (ALIGNED, 5, "got 5 with ALIGNED"),
         (UNALIGNED, 0, "got 0 with UNALIGNED"),
-        (TIMED, -1, "must be 0 or more, got -1"),
+        *(
+            (TIMED, wrong, "alignment_timeout_ms must be a whole number from 0 to 31536000000, got")
+            for wrong in (-1, 1.5, math.nan, True, "5", 10**30)
+        ),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(mode, timeout_ms, message):
     with pytest.raises(ValueError, match=message):
         AlignmentSettings(mode, alignment_timeout_ms=timeout_ms)
+
+
+@pytest.mark.parametrize("wrong", ["ALIGNED", None, True, EndedChannels.ABORT])
+def test_a_mode_is_no_word(wrong):
+    with pytest.raises(ValueError, match=r"mode must be one of AlignmentMode\.ALIGNED, "):
+        AlignmentSettings(wrong)
+    with pytest.raises(ValueError, match=r"ended must be one of EndedChannels\.COUNT_AS_BARRIER, "):
+        AlignmentSettings(ALIGNED, ALIGNED)
 
 
 def test_a_range_runs_forward():

@@ -135,13 +135,18 @@ def test_memory_of_failures_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FixedDelay(attempts=-1), "attempts must be a whole number >= 0, got -1"),
+        (lambda: FixedDelay(attempts=-1), "attempts must be a whole number >= 0, or UNLIMITED, got -1"),
         (lambda: FixedDelay(attempts=True), "attempts must be"),
-        (lambda: FixedDelay(delay_ms=-1), "delay_ms must be a whole number >= 0"),
+        (lambda: FixedDelay(attempts="3"), "attempts must be a whole number >= 0, or UNLIMITED, got '3'"),
+        (lambda: FixedDelay(delay_ms=-1), "delay_ms must be a whole number from 0 to 31536000000"),
+        (lambda: FixedDelay(delay_ms=10**30), "delay_ms must be a whole number from 0 to 31536000000"),
         (lambda: FixedDelay(delay_ms=1.5), "delay_ms must be"),
-        (lambda: ExponentialDelay(initial_delay_ms=0), "initial_delay_ms must be a whole number >= 1"),
+        (lambda: ExponentialDelay(initial_delay_ms=0), "initial_delay_ms must be a whole number from 1"),
         (lambda: ExponentialDelay(max_delay_ms=None), "max_delay_ms must be"),
-        (lambda: ExponentialDelay(1_000, 999), "max_delay_ms is 999, below initial_delay_ms 1000"),
+        (
+            lambda: ExponentialDelay(1_000, 999),
+            "max_delay_ms must be at least initial_delay_ms, which is 1000, got 999",
+        ),
         (lambda: ExponentialDelay(backoff_multiplier=0.99), "backoff_multiplier must be a number from 1"),
         (lambda: ExponentialDelay(backoff_multiplier=float("inf")), "backoff_multiplier must be"),
         (lambda: ExponentialDelay(jitter_factor=1.01), "jitter_factor must be a number from 0"),
@@ -151,8 +156,8 @@ def test_memory_of_failures_is_bounded() -> None:
         (lambda: ExponentialDelay(attempts_before_reset_backoff=1_000), "must be below 1000, got 1000"),
         (lambda: FailureRate(max_failures=0), "max_failures must be a whole number >= 1"),
         (lambda: FailureRate(max_failures=1_000), "max_failures must be below 1000, got 1000"),
-        (lambda: FailureRate(interval_ms=0), "interval_ms must be a whole number >= 1"),
-        (lambda: FailureRate(delay_ms=-1), "delay_ms must be a whole number >= 0"),
+        (lambda: FailureRate(interval_ms=0), "interval_ms must be a whole number from 1"),
+        (lambda: FailureRate(delay_ms=-1), "delay_ms must be a whole number from 0"),
     ],
 )
 def test_a_strategy_that_cannot_work_is_refused_when_it_is_made(make, message) -> None:

@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import flinkish_spark
+import flinkish_spark.testing
+
+PACKAGES = [flinkish_spark, flinkish_spark.testing]
 
 
-def test_every_public_name_is_there_and_documented() -> None:
-    assert set(flinkish_spark.__all__) == set(flinkish_spark._MODULES)
-    for name in flinkish_spark.__all__:
-        assert getattr(flinkish_spark, name).__doc__, name
-    assert set(flinkish_spark.__all__) <= set(dir(flinkish_spark))
+def annotated(package: ModuleType) -> dict[str, str]:
+    """Return what type checkers see: name -> module, as the `if TYPE_CHECKING` block imports it."""
+    tree = ast.parse(inspect.getsource(package))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    prefix = f"{package.__name__}."
+    return {alias.name: str(one.module).removeprefix(prefix) for one in imports for alias in one.names}
+
+
+def loaded_after(code: str) -> list[str]:
+    """Return the modules that a new interpreter has loaded behind `code`."""
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda one: one.__name__)
+def test_every_public_name_is_there_and_documented(package) -> None:
+    assert set(package.__all__) == set(package._MODULES)
+    for name in package.__all__:
+        assert getattr(package, name).__doc__, name
+    assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = flinkish_spark.nothing
+        _ = package.nothing
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda one: one.__name__)
+def test_a_type_checker_sees_the_same_names(package) -> None:
+    assert annotated(package) == package._MODULES
 
 
 def test_a_task_that_writes_kafka_does_not_import_the_driver() -> None:
-    code = (
-        "import sys, flinkish_spark.drop_in.stream_writer, flinkish_spark.kafka.staging; print(*sys.modules)"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
+    loaded = loaded_after("import flinkish_spark.drop_in.stream_writer, flinkish_spark.kafka.staging")
     for unwanted in ("pandas", "flinkish_spark.runtime.supervisor", "flinkish_spark.environment"):
         assert unwanted not in loaded
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    assert "flinkish_spark.testing.simulation" not in loaded_after(
+        "from flinkish_spark.testing import LocalBroker"
+    )
+    loaded = loaded_after(
+        "from flinkish_spark import AlignmentMode, CheckpointFailureReason, Tables, UNLIMITED"
+    )
+    assert "pyspark" not in loaded and "flinkish_spark.environment" not in loaded
+
+
+def test_the_simulator_is_public() -> None:
+    """One seed, as a user's own test would run it."""
+    from flinkish_spark.testing import RunReport, simulate, simulated_surroundings
+
+    with simulated_surroundings():
+        report = simulate(1)
+    assert isinstance(report, RunReport) and report.broken is None

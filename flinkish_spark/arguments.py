@@ -1,0 +1,76 @@
+"""Checks of what a user hands to a public call, at that call.
+
+Nothing is converted, and nothing that is wrong counts as left out: a word is no enum, None no number,
+a class none of its instances. The rules of `protocol/` raise ValueError for their own values;
+:func:`refused_as_config_errors` makes what a user sees of that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.limits import UnusableValueError
+
+_T = TypeVar("_T")
+
+
+def unusable(name: str, value: object, *, wanted: str, what_to_do: str) -> ConfigError:
+    """Return the error about an argument.
+
+    Parameters
+    ----------
+    name
+        The argument; its value is a time in milliseconds if it ends with ``_ms``.
+    value
+        What it was given.
+    wanted
+        What it must be, as the end of "it must be".
+    what_to_do
+        What to write in its place.
+    """
+    unit = " (milliseconds)" if name.endswith("_ms") else ""
+    return ConfigError(
+        f"{name} is {value!r} ({type(value).__name__})",
+        why=f"it must be {wanted}{unit}",
+        what_to_do=what_to_do,
+        setting=name,
+        value=value,
+    )
+
+
+@contextmanager
+def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
+    """Raise ConfigError in place of the ValueError of a rule."""
+    try:
+        yield
+    except UnusableValueError as wrong:
+        raise unusable(wrong.name, wrong.value, wanted=wrong.wanted, what_to_do=what_to_do) from None
+    except ValueError as wrong:
+        raise ConfigError(str(wrong), what_to_do=what_to_do) from None
+
+
+def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) -> _T:
+    """Return `value` if it is an instance of `kind`, else raise ConfigError."""
+    if not isinstance(value, kind):
+        raise unusable(name, value, wanted=f"an instance of {kind.__name__}", what_to_do=what_to_do)
+    return value
+
+
+def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
+    """Return `value` if it is an object with the public methods of `protocol`, else raise ConfigError.
+
+    Parameters
+    ----------
+    protocol
+        A protocol or an abstract class; its properties are not looked at.
+    """
+    methods = [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"]
+    # A class has them too, and each of them would miss its `self` when it is called.
+    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+        wanted = f"an object with the methods {', '.join(f'{method}()' for method in methods)}"
+        raise unusable(name, value, wanted=wanted, what_to_do=what_to_do)
+    return value
