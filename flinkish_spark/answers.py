@@ -61,9 +61,9 @@ class CheckpointAnswer:
         return cls(AnswerKind.COMPLETED, checkpoint, None, place)
 
     @classmethod
-    def refused(cls, reason: CheckpointFailureReason) -> CheckpointAnswer:
-        """Return the answer about a request that never got an id."""
-        return cls(AnswerKind.REFUSED, None, reason, reason.text)
+    def refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
+        """Return the answer about a request that never got an id; `text` if more is known than the reason."""
+        return cls(AnswerKind.REFUSED, None, reason, text or reason.text)
 
     @classmethod
     def aborted(cls, effect: Abort) -> CheckpointAnswer:
@@ -102,6 +102,14 @@ class Asked:
     urgency: Urgency = Urgency.NORMAL
     target: str = ""
 
+    @classmethod
+    def of(
+        cls, purpose: CheckpointPurpose, on_answer: Callable[[CheckpointAnswer], None], target: str = ""
+    ) -> Asked:
+        """Return what a user asks. A savepoint is forced, as in Flink: it waits for no limit."""
+        urgency = Urgency.FORCED if purpose.is_savepoint else Urgency.NORMAL
+        return cls(purpose, on_answer, urgency, target)
+
 
 @dataclass
 class PendingAnswer:
@@ -119,12 +127,14 @@ class PendingAnswer:
 
     _done: threading.Event = field(default_factory=threading.Event)
     _answer: CheckpointAnswer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def resolve(self, answer: CheckpointAnswer) -> None:
         """Give the answer; a second one is ignored."""
-        if not self._done.is_set():
-            self._answer = answer
-            self._done.set()
+        with self._lock:
+            if not self._done.is_set():
+                self._answer = answer
+                self._done.set()
 
     def wait(self, timeout_ms: int | None = None) -> CheckpointAnswer | None:
         """Return the answer; None if it has not come within `timeout_ms`."""

@@ -34,11 +34,12 @@ from flinkish_spark.runtime.coordinator_parts import (
     CoordinatorParts,
     StopFailed,
     TooManyCheckpointFailures,
+    why_ended,
 )
 from flinkish_spark.runtime.exporting import SavepointExports
 from flinkish_spark.runtime.initialising import Initialisation
 from flinkish_spark.runtime.mailbox import Delivery, Mailbox
-from flinkish_spark.runtime.source_waits import explained, source_wants_checkpoint
+from flinkish_spark.runtime.source_waits import SourceWaits
 from flinkish_spark.runtime.spark_log import COMMITS
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.runtime.threads import RunningThread
@@ -86,6 +87,7 @@ class CheckpointCoordinator:
             self._first_id(),
             parts.clock.monotonic_ms(),
         )
+        self._waits = SourceWaits(parts.control, self._state, parts.clock, parts.config.interval_ms)
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
         self._initialisation = Initialisation(parts.job_dir, parts.ownership, parts.clock, parts.hooks)
 
@@ -185,28 +187,27 @@ class CheckpointCoordinator:
         if len(self._undecided) >= BACKLOG_TRIGGER and not self._has_backlog_request:
             self._has_backlog_request = True
             self._ask(CheckpointPurpose.FOLLOW_UP)
-        if source_wants_checkpoint(self._parts.control, self._state):
+        if self._waits.must_ask():
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _end(self) -> None:
         """Let what was begun come to its end, and leave nobody without an answer."""
         self._stopping.set()
-        failed = self.failure is not None
-        reason = Reason.TASK_FAILED if failed else Reason.JOB_STOPPED
         # This order matters: from here on nothing starts, so what is read below only ends things.
-        ended = self._state.on_stop(reason, "the job failed" if failed else "the job was stopped")
-        for effect in ended:
+        for effect in self._state.on_stop(*why_ended(self.failure)):
             # Their ids are sealed by the next start, which may not be ours.
             if isinstance(effect, P.Refuse):
-                self._answer(effect.request, CheckpointAnswer.refused(effect.reason))
+                self._carry_out((effect,))
             elif isinstance(effect, P.Abort):
                 self._parts.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._parts.on_aborted(effect.checkpoint)
                 self._answer(effect.request, CheckpointAnswer.aborted(effect))
         self._workers.join()
         while self._mailbox:
             # What was being decided is finished by now; a savepoint of it is written, too.
             self._mailbox.read(self._fail)
             self._workers.join()
+        self._parts.tracker.store()
         self._mailbox.close()
         self._mailbox.read(self._fail)
         for pending in self._state.open:
@@ -246,14 +247,16 @@ class CheckpointCoordinator:
             reason = Reason.BARRIERS_DO_NOT_ADD_UP
             self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
         else:
+            self._parts.tracker.acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
     # -- effects --------------------------------------------------------------------------------
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
-            match effect:
+            match effect:  # not of P.Completed: _finished tells whoever asked
                 case P.Initialise(checkpoint, request):
-                    self._parts.tracker.triggered(checkpoint, request)
+                    asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
+                    self._parts.tracker.triggered(checkpoint, request, asked)
                     # Not among those that are waited for at the end: a user's hook may hang.
                     self._workers.begin_unawaited(
                         f"initialise-{checkpoint}", partial(self._initialise, effect)
@@ -272,8 +275,6 @@ class CheckpointCoordinator:
                     if request.number in self._answers:
                         self._parts.tracker.refused()
                     self._answer(request, CheckpointAnswer.refused(reason))
-                case P.Completed():  # _finished tells whoever asked
-                    pass
         self._needs_micro_batches = self._state.needs_micro_batches
 
     def _initialise(self, effect: P.Initialise) -> None:
@@ -299,7 +300,7 @@ class CheckpointCoordinator:
 
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
-        parts, checkpoint, effect = self._parts, effect.checkpoint, explained(effect, self._parts.control)
+        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
         LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
         parts.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(

@@ -6,9 +6,13 @@ import threading
 
 from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobStatus, TaskState
+from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
+from flinkish_spark.protocol.trigger import Schedule
+from flinkish_spark.runtime.rewind_orders import PendingRewind
 from flinkish_spark.runtime.settings import JobProgress
 from flinkish_spark.runtime.supervisor import Supervisor
 
@@ -86,17 +90,62 @@ class JobClient:
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
         pending = PendingAnswer()
-        self._supervisor.ask(Asked(purpose, pending.resolve, target=target))
+        self._supervisor.control.ask(Asked.of(purpose, pending.resolve, target))
         return pending
+
+    def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:
+        """Order the job to go back to a retained checkpoint, and its query to start again. Returns at once.
+
+        State, the positions of sources and their consumer groups become what they were then; every
+        later checkpoint is left behind for good. Topics keep what was committed since: the header
+        `flinkish-batch` of each record names its lineage.
+
+        Parameters
+        ----------
+        checkpoint
+            One of this job's, from `statistics` or `flinkish checkpoints list`.
+        tables
+            Whether tables keep the rows that later checkpoints committed, or are restored, too.
+
+        Raises
+        ------
+        ConfigError
+            `checkpoint` or `tables` is none.
+        RewindRefused
+            The job cannot go back there, or another order waits; nothing was changed.
+
+        Examples
+        --------
+        >>> client.rewind(3).wait(timeout_ms=60_000).state  # doctest: +SKIP
+        <RewindState.DONE: 'DONE'>
+        """
+        target = _checkpoint(checkpoint)
+        if not isinstance(tables, Tables):
+            raise ConfigError(
+                f"tables={tables!r} says nothing", what_to_do="give Tables.KEEP or Tables.RESTORE"
+            )
+        return self._supervisor.order_rewind(target, tables)
+
+    def pause_periodic_checkpoints(self) -> None:
+        """Take no checkpoint by the timer until told to resume, also behind a restart of the query.
+
+        Checkpoints that somebody asks for are taken, and those that the job needs itself: with too
+        many undecided micro-batches the stream would stand still.
+        """
+        self._supervisor.control.schedule(Schedule.OFF)
+
+    def resume_periodic_checkpoints(self) -> None:
+        """Let the timer trigger again; the interval counts from the last checkpoint."""
+        self._supervisor.control.schedule(Schedule.ON)
 
     # -- ending ---------------------------------------------------------------------------------
     def stop_with_checkpoint(self) -> None:
         """Take a last checkpoint, commit it everywhere, and stop. Returns at once; see `wait`."""
-        self._supervisor.stop_with_checkpoint()
+        self._supervisor.control.stop_with_checkpoint()
 
     def cancel(self) -> None:
         """Stop at once. What was staged is finished or given up by the next start."""
-        self._supervisor.cancel()
+        self._supervisor.control.cancel()
 
     def wait(self, timeout_ms: int | None = None) -> bool:
         """Wait for the end of the job.
@@ -131,9 +180,21 @@ def wait_for(pending: PendingAnswer, timeout_ms: int) -> CheckpointAnswer:
     return answer
 
 
+def _checkpoint(given: CheckpointId | int) -> CheckpointId:
+    if isinstance(given, CheckpointId):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(
+            f"{given!r} is no checkpoint",
+            why="the id of a checkpoint is a whole number from 1 on",
+            what_to_do="choose one from `JobClient.statistics` or `flinkish checkpoints list`",
+        )
+    return CheckpointId(given)
+
+
 def _target(path: str) -> str:
-    text = path.removeprefix("file://")
-    if not text.startswith("/"):
+    text = path.removeprefix("file://") if isinstance(path, str) else ""
+    if not text.startswith("/") or "\0" in text:
         raise ConfigError(
             f"a savepoint cannot be written to {path!r}",
             why="it must be an absolute path on a file system that driver and executors share",

@@ -219,6 +219,9 @@ class RecordedControl:
         self.offered.append(int(checkpoint))
         self.purposes.append(purpose)
 
+    def withdraw(self, checkpoint: CheckpointId) -> bool:
+        return self.offered[-1:] == [int(checkpoint)]
+
     def source_status(self) -> AlignmentStatus | None:
         return self.status
 
@@ -238,7 +241,7 @@ class StepLog:
 
 def by_hand(**settings: Any) -> CheckpointConfig:
     """Return settings under which only requests trigger, as long as a test does not wait for years."""
-    return CheckpointConfig(**{"interval_ms": 10**12, "timeout_ms": 5_000, **settings})
+    return CheckpointConfig(**{"interval_ms": 10**10, "timeout_ms": 5_000, **settings})
 
 
 class Rig:
@@ -296,7 +299,7 @@ class Rig:
             self.committers,
             (),
             self.clock,
-            self.observer,
+            self.tracker.timing(self.observer),
             lambda: self.coordinator.is_stopping,
         )
         self.parts = CoordinatorParts(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
-from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.errors import CommittableLostError, EnvironmentFault, FencedError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision, Receipt
@@ -49,6 +49,17 @@ class StopFailed(EnvironmentFault):
     """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
 
     restartable = True
+
+
+def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
+    """Return the reason, and its text, of checkpoints that end with their coordinator."""
+    if failure is None:
+        return Reason.JOB_STOPPED, "the job was stopped"
+    if isinstance(failure, FencedError):
+        return Reason.OWNER_LOST, str(failure)
+    if isinstance(failure, CommittableLostError):
+        return Reason.COMMITTABLE_LOST, str(failure)
+    return Reason.TASK_FAILED, f"the job failed: {failure}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from flinkish_spark.protocol.decisions import Decision
@@ -22,16 +23,18 @@ class SavepointExports:
 
     def __init__(self, write: Callable[[Decision, str], None]) -> None:
         self._write = write
-        self._running: set[CheckpointId] = set()
+        self._running: frozenset[CheckpointId] = frozenset()
+        self._lock = threading.Lock()
 
     @property
     def running(self) -> frozenset[CheckpointId]:
         """Checkpoints that are read now: nothing they need may be deleted."""
-        return frozenset(self._running)
+        return self._running
 
     def announce(self, checkpoint: CheckpointId) -> None:
         """Protect a checkpoint until its export has ended; called before that begins."""
-        self._running.add(checkpoint)
+        with self._lock:
+            self._running |= {checkpoint}
 
     def write(self, decision: Decision, target: str) -> str:
         """Write a savepoint; return why it failed, empty if it is there.
@@ -44,5 +47,6 @@ class SavepointExports:
             LOG.error("the savepoint of checkpoint %s failed: %s", decision.checkpoint, error)
             return str(error) or type(error).__name__
         finally:
-            self._running.discard(decision.checkpoint)
+            with self._lock:
+                self._running -= {decision.checkpoint}
         return ""

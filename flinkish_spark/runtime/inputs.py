@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.errors import FlinkishError
+from flinkish_spark.errors import FlinkishError, InputLostError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId
@@ -41,6 +41,28 @@ class Inputs:
     def check_identity(self) -> bool:
         """Raise InputLostError if an input was replaced; return whether every source could be asked."""
         return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
+
+    def why_lost(self, position: LoggedOffsets) -> str:
+        """Return why the input from `position` on cannot be read again; empty if it can.
+
+        Asked before a rewind touches anything.
+
+        Raises
+        ------
+        EnvironmentFault
+            A source cannot say it now; `restartable` is set.
+        """
+        try:
+            for node in self.sources:
+                node.source.check_input(self.job_dir, node.uid, position)
+        except InputLostError as lost:
+            return str(lost)
+        return ""
+
+    def lower(self, position: LoggedOffsets) -> None:
+        """Set the consumer groups of the sources back to `position`, also downwards."""
+        for node in self.sources:
+            node.source.lower_offsets(position)
 
     def _ask(self, question: Callable[[SourceNode], None]) -> bool:
         could_ask = True

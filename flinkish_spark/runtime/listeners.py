@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from flinkish_spark.errors import FlinkishError
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import (
@@ -73,7 +75,18 @@ class JobStates:
         """Take a step; raise IllegalTransitionError if the table has none."""
         with self._lock:
             self._state, changes = self._state.on(event, cause)
-        self._tell(changes)
+            self._tell(changes)
+
+    def failed(self, error: FlinkishError) -> None:
+        """Note that the job failed, and in which of its tasks if the error names one."""
+        uid, cause = error.facts.get("uid"), str(error)
+        if isinstance(uid, str) and uid in self._state.tasks:
+            with self._lock, contextlib.suppress(IllegalTransitionError):
+                self._state, changes = self._state.on_task(
+                    uid, TaskEvent.FAIL, attempt=self._state.attempt, cause=cause
+                )
+                self._tell(changes)
+        self.on(JobEvent.FAILURE, cause)
 
     def over(self, cause: str) -> None:
         """Note that everything has ended because of `cause`, for good."""
@@ -87,12 +100,13 @@ class JobStates:
         """Note that a micro-batch came through: every task of this attempt runs."""
         for event in (TaskEvent.INITIALIZE, TaskEvent.RUN):
             for uid in self._state.tasks:
-                with self._lock:
-                    try:
-                        self._state, changes = self._state.on_task(uid, event, attempt=self._state.attempt)
-                    except IllegalTransitionError:
-                        continue
-                self._tell(changes)
+                with self._lock, contextlib.suppress(IllegalTransitionError):
+                    self._state, changes = self._state.on_task(uid, event, attempt=self._state.attempt)
+                    self._tell(changes)
+
+    def goes_on_from(self, newest: CheckpointId | None) -> None:
+        """Note the latest complete checkpoint behind a recovery, which may be an older one than before."""
+        self._newest = newest
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """Tell everybody that a checkpoint is confirmed."""
@@ -107,6 +121,7 @@ class JobStates:
             self._safely(lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
 
     def _tell(self, changes: Sequence[Change]) -> None:
+        # With the lock held: two threads change states, and listeners are promised the order.
         for change in changes:
             for listener in self._listeners:
                 self._safely(lambda one=listener, what=change: one.on_change(what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,7 @@ class MasterHooks:
     ) -> None:
         self._hooks: dict[str, MasterHook] = {}
         #: What a hook was called for and has not returned from; a hook that hangs outlives restarts.
-        self._called_for = ""
+        self._is_called, self._called_for = threading.Lock(), ""
         self._unknown = unknown
         for hook in hooks:
             self.add(hook)
@@ -107,7 +108,8 @@ class MasterHooks:
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
         """Keep two threads from calling hooks at a time."""
-        if self._called_for:
+        if not self._is_called.acquire(blocking=False):
+            # A hook that hangs keeps its thread; the thread of a restart must not wait for it.
             raise HookFailed(
                 f"a master hook has not returned from {self._called_for}",
                 what_to_do="see to the system behind the hook",
@@ -116,7 +118,7 @@ class MasterHooks:
         try:
             yield
         finally:
-            self._called_for = ""
+            self._is_called.release()
 
     def restore(self, checkpoint: CheckpointId | None, states: Mapping[str, Any]) -> None:
         """Set every hook to the checkpoint that the query starts from.

@@ -27,7 +27,7 @@ from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
-from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, LoggedOffsets, SparkLog, missing_entry
+from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.sinks.base import Committer
 
@@ -80,12 +80,12 @@ class Recovery:
         Asked while waiting for a system that cannot answer.
     pins
         Keeps what retained checkpoints need; beside Spark's files unless given.
-    lower_offsets
-        Sets the sources' consumer groups back to a position, also downwards.
-    why_input_is_lost
-        Returns why input from a position on cannot be read again; empty if it can.
+    positions
+        What the sources have to do with a rewind.
     reseeding
         See :class:`Reseeding`.
+    on_confirmed
+        Told of each checkpoint that an earlier start decided and this recovery confirms.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Recovery:
         is_stopping: Callable[[], bool],
         *,
         pins: CheckpointPins | None = None,
-        lower_offsets: Callable[[LoggedOffsets], None] = lambda position: None,
-        why_input_is_lost: Callable[[LoggedOffsets], str] = lambda position: "",
+        positions: SourcePositions,
         reseeding: Reseeding = NO_RESEEDING,
+        on_confirmed: Callable[[CheckpointId], None] = lambda checkpoint: None,
     ) -> None:
         self._job_dir, self._log, self._ownership = job_dir, log, ownership
         self._committers, self._confirmation = committers, confirmation
@@ -114,12 +114,12 @@ class Recovery:
             self._pins,
             committers,
             observer,
-            SourcePositions(lower_offsets, why_input_is_lost),
+            positions,
             self._patiently,
             self._wait,
             ownership.check,
         )
-        self._is_swept = False
+        self._on_confirmed, self._is_swept = on_confirmed, False
         self._lost: set[CheckpointId] = set()
         self._unpinnable: set[CheckpointId] = set()
 
@@ -295,6 +295,7 @@ class Recovery:
             return
         for batch in decision.batches:
             self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
+        self._on_confirmed(decision.checkpoint)
 
     def _refuse_order(self, reason: str) -> None:
         order = self._job_dir.rewind_order()

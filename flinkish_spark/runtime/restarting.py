@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from flinkish_spark.errors import FlinkishError, SparkGoneError
 from flinkish_spark.protocol.restart import GiveUp, RestartHistory, RestartStrategy
+from flinkish_spark.runtime.coordinator_parts import StopFailed
 from flinkish_spark.runtime.failures import RepeatableUserError
+from flinkish_spark.runtime.job_control import JobControl
 
 LOG = logging.getLogger(__name__)
 
@@ -29,10 +31,26 @@ class RestartPolicy:
         self._failed_records: set[tuple[object, ...]] = set()
         #: Those of them that name no record; after a checkpoint it is another one.
         self._unplaced: set[tuple[object, ...]] = set()
+        self._failed_while_stopping = False
         self.history = RestartHistory()
+
+    def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
+        """Return whether the job ends behind this failure because it was told to end."""
+        if control.cancel_wanted.is_set():
+            LOG.warning("the job is cancelled; before that it failed: %s", error)
+            return True
+        if control.stop_wanted.is_set() and self._failed_while_stopping:
+            # It was started once more, to take its last checkpoint. For ever would be no stop.
+            LOG.error("stopped without a last checkpoint; the next start goes on: %s", error)
+            return True
+        self._failed_while_stopping = control.stop_wanted.is_set()
+        return False
 
     def delay_ms_after(self, error: FlinkishError, now_ms: int) -> int:
         """Return how long to wait before the next start; raise `error` if there will be none."""
+        if isinstance(error, StopFailed):
+            # The savepoint failed and not the job: it goes on, whatever its strategy says.
+            return 0
         if isinstance(error, SparkGoneError) or not error.restartable:
             raise error
         if isinstance(error, RepeatableUserError):

@@ -95,8 +95,8 @@ class SourcePositions:
         EnvironmentFault with `restartable` set if that cannot be said now.
     """
 
-    lower: Callable[[LoggedOffsets], None] = lambda position: None
-    why_lost: Callable[[LoggedOffsets], str] = lambda position: ""
+    lower: Callable[[LoggedOffsets], None]
+    why_lost: Callable[[LoggedOffsets], str]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 
@@ -12,20 +13,33 @@ from flinkish_spark.runtime.settings import JobSettings, Standby
 LOG = logging.getLogger(__name__)
 
 
-def wait_for_lock(lock: OwnerLock, settings: JobSettings, cancelled: threading.Event) -> None:
+class LockWait(enum.Enum):
+    """How waiting for the lock of a job ended."""
+
+    TAKEN = "TAKEN"
+    #: This driver was told to end before; the job goes on where it is.
+    GIVEN_UP = "GIVEN_UP"
+
+
+def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.Event) -> LockWait:
     """Take the lock; a standby waits for it as long as its owner lives.
+
+    A standby that is told to end, with a last checkpoint or without, must not take the job over
+    later: it gives up, and the job of the owner is not touched.
 
     Raises
     ------
     OwnedElsewhereError
-        Somebody else has it, and the job is not to stand by, or was cancelled.
+        Somebody else has it, and the job is not to stand by.
     """
     while True:
+        if settings.standby is Standby.WAIT and end_wanted.is_set():
+            return LockWait.GIVEN_UP
         try:
             lock.acquire()
-            return
+            return LockWait.TAKEN
         except OwnedElsewhereError as error:
-            if settings.standby is not Standby.WAIT or cancelled.is_set():
+            if settings.standby is not Standby.WAIT:
                 raise
             LOG.info("standing by: %s", error)
-            settings.clock.wait(cancelled, settings.standby_poll_ms)
+            settings.clock.wait(end_wanted, settings.standby_poll_ms)

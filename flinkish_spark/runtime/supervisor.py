@@ -9,21 +9,17 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-import threading
 from collections.abc import Mapping
 
-from flinkish_spark.answers import Asked, CheckpointAnswer
+from flinkish_spark.answers import Asked
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.errors import (
-    FencedError,
-    FlinkishError,
-    InputLostError,
-)
+from flinkish_spark.errors import FencedError, FlinkishError, InputLostError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
-from flinkish_spark.protocol.failures import CheckpointFailureReason, FailureManager
+from flinkish_spark.protocol.failures import FailureManager
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
+from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
@@ -36,16 +32,18 @@ from flinkish_spark.runtime.engine import OwnerLock, QueryEngine, QueryPlan, Run
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.runtime.failures import QueryFailed, classify
 from flinkish_spark.runtime.inputs import Inputs, until_answered
+from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.listeners import JobStates
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.ownership import Ownership, seal_open_ids, take_over
 from flinkish_spark.runtime.recovering import Recovery, sweep_after_stop
 from flinkish_spark.runtime.restarting import RestartPolicy
 from flinkish_spark.runtime.retiring import CompletedCheckpoints
-from flinkish_spark.runtime.rewinding import RewindRefused
+from flinkish_spark.runtime.rewind_orders import PendingRewind
+from flinkish_spark.runtime.rewinding import RewindRefused, SourcePositions, order_rewind
 from flinkish_spark.runtime.settings import JobProgress, JobSettings
-from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
-from flinkish_spark.runtime.standby import wait_for_lock
+from flinkish_spark.runtime.spark_log import SparkLog
+from flinkish_spark.runtime.standby import LockWait, wait_for_lock
 from flinkish_spark.runtime.tracking import CheckpointTracker
 from flinkish_spark.sinks.base import Committer
 
@@ -75,46 +73,35 @@ class Supervisor:
 
     def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
         self._engine, self._settings, self._job_dir = engine, settings, job_dir
-        self._stop_wanted, self._cancel_wanted = threading.Event(), threading.Event()
         self._attempts, self._blocks = itertools.count(1), BlockPool()
-        self._coordinator: CheckpointCoordinator | None = None
         self._tracker: CheckpointTracker | None = None
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
         self._restarts = RestartPolicy(settings.restart, settings.random)
+        self._is_starting = True
         self.progress = JobProgress()
-        self._outside = Outside(job_dir, settings.clock, self.ask, self.cancel)
+        self.control = JobControl(engine.why_no_savepoint_at)
+        self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
         self.states = JobStates(engine.uids, settings.listeners)
-
-    # -- called by other threads ----------------------------------------------------------------
-    def stop_with_checkpoint(self) -> None:
-        """Take a last checkpoint, finish it, stop."""
-        self._stop_wanted.set()
-
-    def cancel(self) -> None:
-        """Stop at once; the next start goes on from the last checkpoint."""
-        self._cancel_wanted.set()
-
-    def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint or a savepoint; refused while no query runs."""
-        coordinator = self._coordinator
-        if coordinator is None or coordinator.is_stopping:
-            asked.on_answer(CheckpointAnswer.refused(CheckpointFailureReason.PARTICIPANT_NOT_RUNNING))
-        else:
-            coordinator.ask(asked)
 
     @property
     def statistics(self) -> StatisticsHistory:
         """Return the history of checkpoints; empty before the takeover."""
         return StatisticsHistory() if self._tracker is None else self._tracker.history
 
-    def _in_use(self) -> frozenset[CheckpointId]:
-        coordinator = self._coordinator
-        return frozenset() if coordinator is None else coordinator.exporting
+    def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
+        """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
+        folder = f"spark/{self._job_dir.newest_owner()}"
+        pins = self._engine.pins(SparkLog(self._job_dir.store, folder, self._settings.root / folder))
+        clock = self._settings.clock
+        order = order_rewind(self._job_dir, pins, clock, target, tables, "ordered by the job's client")
+        return PendingRewind(self._job_dir, order, clock)
 
     def _is_stopping(self) -> bool:
-        coordinator = self._coordinator
-        return self._cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
+        """Whether what waits for an outside system has to give up; asked in every such wait."""
+        control = self.control
+        # Before the query runs there is nothing that a last checkpoint could be taken of.
+        return control.end_wanted.is_set() if self._is_starting else control.is_tearing_down
 
     # -- life -----------------------------------------------------------------------------------
     def run(self) -> None:
@@ -128,8 +115,11 @@ class Supervisor:
         lock: OwnerLock | None = None
         try:
             self._engine.check()
-            lock = self._engine.lock()
-            wait_for_lock(lock, self._settings, self._cancel_wanted)
+            waiting = self._engine.lock()
+            if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
+                self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
+                return
+            lock = waiting
             while self._run_owned() is _Turn.TAKE_OVER_AGAIN:
                 self._blocks.forget()
         except FencedError:
@@ -140,6 +130,7 @@ class Supervisor:
             raise
         finally:
             self.progress.is_running = False
+            self.control.over()
             if lock is not None:
                 lock.release()
             self._settings.hooks.close()
@@ -147,14 +138,14 @@ class Supervisor:
     def _run_owned(self) -> _Turn:
         settings, job = self._settings, self._engine.record_job()
         ownership = take_over(self._job_dir, settings.clock)
-        self._outside.took_over(ownership.epoch)
         log = self._engine.fenced_log(ownership)
         inputs = Inputs(self._engine.sources, self._job_dir, log)
         committers = self._engine.committers(job, ownership)
         self._pins = self._engine.pins(log)
-        keeping = (settings.checkpoint, self._pins, self._in_use, ownership)
+        keeping = (settings.checkpoint, self._pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
         self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
+        self._outside.start(settings.threads, ownership.epoch)
         try:
             while True:
                 try:
@@ -170,7 +161,8 @@ class Supervisor:
                     # version that it saw: the rewound one gets a folder that Spark does not know.
                     return _Turn.TAKE_OVER_AGAIN
                 except Exception as error:
-                    self._survive(classify(error), inputs)
+                    if not self._survives(classify(error), inputs):
+                        break
                     # A zombie must not seal the id that the newer owner is about to decide.
                     ownership.check()
                     # Ids that were pending are never used again, whatever became of their barriers.
@@ -179,11 +171,12 @@ class Supervisor:
             self._ended()
             return _Turn.OVER
         finally:
+            self._outside.stop()
             for committer in committers.values():
                 committer.close()
 
     def _ended(self) -> None:
-        if not self._cancel_wanted.is_set():
+        if not self.control.cancel_wanted.is_set():
             is_running = self.states.status is JobStatus.RUNNING
             self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
             return
@@ -191,27 +184,27 @@ class Supervisor:
         self._completed.cancelled(self._settings.clock)
         self.states.on(JobEvent.ALL_ENDED)
 
-    def _survive(self, error: FlinkishError, inputs: Inputs) -> None:
-        """Wait before the next attempt, or raise."""
+    def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
+        """Wait before the next attempt; return whether there is one, or raise."""
+        control, clock = self.control, self._settings.clock
         self.progress.last_error = str(error)
         if isinstance(error, FencedError):
             raise error
-        self.states.on(JobEvent.FAILURE, str(error))
+        self.states.failed(error)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             inputs.check()
-        if self._cancel_wanted.is_set():
-            raise self._engine.place_of(error, inputs)
+        if self._restarts.gives_up(error, control):
+            return False
         try:
-            delay_ms = self._restarts.delay_ms_after(error, self._settings.clock.monotonic_ms())
+            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms())
         except FlinkishError:
             raise self._engine.place_of(error, inputs) from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        self._settings.clock.wait(self._cancel_wanted, delay_ms)
-        if self._cancel_wanted.is_set():
-            raise error
+        clock.wait(control.cancel_wanted, delay_ms)
+        return not control.cancel_wanted.is_set()
 
     # -- one start of the query -----------------------------------------------------------------
     def _run_query(
@@ -230,14 +223,15 @@ class Supervisor:
             committers,
             self._engine.sources,
             settings.clock,
-            settings.observer,
+            tracker.timing(settings.observer),
             self._is_stopping,
         )
-        self._coordinator = None
-        start, kept = self._recover(ownership, log, committers, confirmation, tracker)
-        if not until_answered(inputs.check, lambda: self._is_stopping() or self._stop_wanted.is_set()):
+        self._is_starting = True
+        self.control.detach()
+        start, kept = self._recover(ownership, log, inputs, committers, confirmation, tracker)
+        if not until_answered(inputs.check, self._is_stopping):
             raise Interrupted("waiting for the input")
-        control = ControlFile(settings.root / "control" / f"{ownership.epoch}.json")
+        control = ControlFile.of_start(settings.root / "control", ownership.epoch, self.progress.restarts)
         plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
@@ -270,27 +264,31 @@ class Supervisor:
             ),
             kept,
         )
-        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks)
+        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks, settings.clock)
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs)
+        self._is_starting = False
         query = plan.start(log, writer)
         coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
-        self._coordinator = coordinator
+        self.control.attach(coordinator)
         self.progress.is_running = True
         self.states.on(JobEvent.STARTED)
         try:
             self._watch(query, writer, coordinator)
+            if self.control.cancel_wanted.is_set():
+                self.states.on(JobEvent.CANCEL)
         finally:
             self.progress.is_running = False
             self._tear_down(query, gate, coordinator)
             self._failures = coordinator.failures
-        if self._stop_wanted.is_set() or coordinator.final_confirmed.is_set():
+        if self.control.stop_wanted.is_set() or coordinator.final_confirmed.is_set():
             sweep_after_stop(self._job_dir, committers)
 
     def _recover(
         self,
         ownership: Ownership,
         log: SparkLog,
+        inputs: Inputs,
         committers: Mapping[str, Committer],
         confirmation: Confirmation,
         tracker: CheckpointTracker,
@@ -306,7 +304,8 @@ class Supervisor:
             settings.observer,
             self._is_stopping,
             pins=self._pins,
-            lower_offsets=self._lower_offsets,
+            positions=SourcePositions(inputs.lower, inputs.why_lost),
+            on_confirmed=self.states.completed,
             reseeding=self._engine.reseeding(log),
         )
         try:
@@ -318,36 +317,37 @@ class Supervisor:
             LOG.error("the order is not carried out: %s", refused)
             start, kept = recovery.run()
         newest = self._job_dir.newest_commit()
-        if newest is None:
-            settings.hooks.restore(*(self._engine.restored_hooks() or (None, {})))
-        else:
-            settings.hooks.restore(newest.checkpoint, newest.hook_states)
+        self.states.goes_on_from(None if newest is None else newest.checkpoint)
         tracker.settle()
+        savepoint = self._engine.restored_from() if newest is None else None
         if newest is not None:
+            settings.hooks.restore(newest.checkpoint, newest.hook_states)
             tracker.restored(newest.checkpoint)
             self._failures = self._failures.completed(newest.checkpoint)
+        elif savepoint is not None:
+            settings.hooks.restore(savepoint.checkpoint, savepoint.hooks)
+            tracker.restored(savepoint.checkpoint, savepoint.path)
+        else:
+            settings.hooks.restore(None, {})
         return start, kept
-
-    def _lower_offsets(self, position: LoggedOffsets) -> None:
-        for node in self._engine.sources:
-            node.source.lower_offsets(position)
 
     def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
         final_triggered = False
-        while not self._cancel_wanted.is_set():
-            self._outside.look()
+        control = self.control
+        while not control.cancel_wanted.is_set():
+            self._outside.raise_if_ordered()
             if coordinator.failure is not None:
                 raise coordinator.failure
             if coordinator.final_confirmed.is_set():
                 return
-            if self._stop_wanted.is_set() and not final_triggered:
+            if control.stop_wanted.is_set() and not final_triggered:
                 coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
                 final_triggered = True
             if not query.is_active:
                 failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
                 raise failure or query.exception() or QueryFailed("the query ended by itself")
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
-            self._settings.clock.wait(self._cancel_wanted, _WATCH_MS)
+            self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _tear_down(
         self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator

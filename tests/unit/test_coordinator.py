@@ -50,7 +50,7 @@ def test_a_checkpoint_from_its_request_to_its_answer() -> None:
 
 
 def test_a_decision_holds_all_that_is_needed_to_finish_it_anywhere() -> None:
-    """Behaviours 1, 40, 41, 42."""
+    """Behaviours 1, 41."""
     rig = Rig(hooks=[RecordedHook()])
     rig.run_batch()
     rig.take(P.SAVEPOINT, "/sp")
@@ -125,7 +125,7 @@ def test_the_timer_triggers_again_and_again() -> None:
 
 
 def test_the_next_start_goes_on_with_the_ids() -> None:
-    """Behaviour 11: behind what was decided, what is pending, and what no store knows of."""
+    """Behaviours 11, 78: behind what was decided, what is pending, and what no store knows of."""
     first = Rig()
     first.take()
     first.ask()
@@ -501,6 +501,20 @@ def test_a_source_that_stands_at_a_cut_gets_a_checkpoint_at_once() -> None:
     rig.commit_log(rig.stage(1))
     rig.tick(1)
     assert (rig.confirmed, rig.control.offered) == ([1], [1])
+
+
+def test_a_failing_hook_is_left_in_peace_while_the_source_stands_at_a_cut() -> None:
+    """Once at the cut, and again only when the interval is over: not with every tick."""
+    hook = RecordedHook()
+    hook.failing = [OSError("the catalog is down") for _ in range(9)]
+    rig = Rig(by_hand(interval_ms=10_000, tolerable_failures=10), hooks=[hook])
+    rig.control.status = AlignmentStatus(wants_checkpoint=True, text="stands at 3", cut=3)
+    for _ in range(495):
+        rig.tick(20)
+    assert len(rig.aborted) == 1
+    for _ in range(500):
+        rig.tick(20)
+    assert len(rig.aborted) == 2
 
 
 def test_a_checkpoint_that_expires_says_what_its_source_waited_for() -> None:

@@ -10,13 +10,18 @@ from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.config import CheckpointingMode
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.errors import FencedError, InternalError, StoreError
+from flinkish_spark.errors import CommittableLostError, FencedError, InternalError, StoreError
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime.completion import StagedDataDied
-from flinkish_spark.runtime.coordinator_parts import FINAL_PAUSE_MS, StopFailed, TooManyCheckpointFailures
+from flinkish_spark.runtime.coordinator_parts import (
+    FINAL_PAUSE_MS,
+    StopFailed,
+    TooManyCheckpointFailures,
+    why_ended,
+)
 from flinkish_spark.runtime.epoch_writer import JobStopping
 from flinkish_spark.runtime.ownership import seal_open_ids, take_over
 from flinkish_spark.runtime.threads import SystemThreads
@@ -126,7 +131,7 @@ def test_the_job_has_ended_behind_its_last_checkpoint() -> None:
     rig = Rig()
     order: list[str] = []
     rig.gate.close_behind = lambda checkpoint: order.append(f"gate {checkpoint}")  # type: ignore[method-assign]
-    rig.control.offer = lambda checkpoint: order.append(f"offer {checkpoint}")  # type: ignore[method-assign]
+    rig.control.offer = lambda checkpoint, purpose: order.append(f"offer {checkpoint}")  # type: ignore[method-assign]
     rig.ask(P.FINAL)
     assert order == ["gate 1", "offer 1"]
     assert not rig.coordinator.final_confirmed.is_set()
@@ -209,6 +214,7 @@ def test_a_stopping_job_answers_everybody() -> None:
     rig.ask(name="late")
     assert rig.answers == ["waiting=REFUSED:SHUT_DOWN", "open=ABORTED:JOB_STOPPED", "late=REFUSED:SHUT_DOWN"]
     assert rig.statistics == ["1:FAILED:JOB_STOPPED"]
+    assert rig.aborted == [1]
     # Sealing the id is left to the next start, which may not be this process's.
     assert rig.verdict(1) is None
     assert seal_open_ids(rig.ownership, rig.clock) == (CheckpointId(1),)
@@ -284,6 +290,22 @@ def test_an_error_ends_what_is_open_as_a_failed_task_does() -> None:
     assert isinstance(rig.coordinator.failure, TooManyCheckpointFailures)
     assert rig.answers == ["old=ABORTED:EXPIRED", "waiting=REFUSED:SHUT_DOWN", "young=ABORTED:TASK_FAILED"]
     assert rig.statistics == ["1:FAILED:EXPIRED", "2:FAILED:TASK_FAILED"]
+    assert rig.aborted == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (FencedError("a newer owner has the job"), "OWNER_LOST"),
+        (CommittableLostError("a transaction expired"), "COMMITTABLE_LOST"),
+        (RuntimeError("anything else"), "TASK_FAILED"),
+        (None, "JOB_STOPPED"),
+    ],
+)
+def test_a_checkpoint_that_ends_with_its_coordinator_says_why(failure, reason: str) -> None:
+    """Behaviour 57."""
+    assert why_ended(failure)[0].value == reason
+    assert str(failure or "stopped") in why_ended(failure)[1]
 
 
 def test_a_store_that_is_gone_leaves_nobody_without_an_answer() -> None:

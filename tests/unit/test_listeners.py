@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flinkish_spark.errors import UserFunctionError
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus, TaskState
@@ -104,3 +105,35 @@ def test_a_quiet_listener_hears_everything_and_says_nothing() -> None:
     states.on(JobEvent.STARTED)
     states.completed(CheckpointId(1))
     states.aborted(CheckpointId(2))
+
+
+def test_behind_a_recovery_the_latest_complete_checkpoint_is_what_the_job_goes_on_from() -> None:
+    """Behaviour 54: in a new process it is one of the process before, after a rewind an older one."""
+    heard = Heard()
+    states = JobStates([], [heard])
+    states.goes_on_from(CheckpointId(7))
+    states.aborted(CheckpointId(8))
+    states.goes_on_from(CheckpointId(3))
+    states.aborted(CheckpointId(9))
+    states.goes_on_from(None)
+    states.aborted(CheckpointId(10))
+    assert heard.words == ["aborted8(7)", "aborted9(3)", "aborted10(None)"]
+
+
+def test_the_task_that_an_error_names_has_failed_and_the_others_are_ended() -> None:
+    """Behaviour 57."""
+    states = JobStates(["orders", "totals"], [])
+    states.on(JobEvent.STARTED)
+    states.tasks_run()
+    states.failed(UserFunctionError("raised", uid="totals"))
+    assert states.status is JobStatus.FAILING
+    assert states.tasks == {"orders": TaskState.CANCELING, "totals": TaskState.FAILED}
+    # Once more, and one that names nobody: nothing changes, nothing raises.
+    states.failed(UserFunctionError("raised", uid="totals"))
+    states.failed(UserFunctionError("raised", uid="nobody"))
+    states.failed(UserFunctionError("raised"))
+    assert states.tasks["totals"] is TaskState.FAILED
+    states.on(JobEvent.RESTART)
+    states.on(JobEvent.STARTED)
+    states.tasks_run()
+    assert states.tasks == {"orders": TaskState.RUNNING, "totals": TaskState.RUNNING}

@@ -19,7 +19,13 @@ from flinkish_spark.runtime.confirmation import Confirmation
 from flinkish_spark.runtime.ownership import Ownership, take_over
 from flinkish_spark.runtime.pins import SparkPins
 from flinkish_spark.runtime.recovering import Recovery
-from flinkish_spark.runtime.rewinding import NotRestorableError, RewindRefused, order_rewind, why_refused
+from flinkish_spark.runtime.rewinding import (
+    NotRestorableError,
+    RewindRefused,
+    SourcePositions,
+    order_rewind,
+    why_refused,
+)
 from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import LocalStore
@@ -125,8 +131,9 @@ class Job:
             lambda: False,
             # As a new process, it has nothing in memory.
             pins=SparkPins(self.folder.log, self.root),
-            lower_offsets=lambda position: self.lowered.append(position.sources),
-            why_input_is_lost=lambda position: self.lost_input,
+            positions=SourcePositions(
+                lambda position: self.lowered.append(position.sources), lambda position: self.lost_input
+            ),
             **more,
         )
 
@@ -325,6 +332,7 @@ def test_what_is_decided_is_confirmed_before_the_job_goes_back(tmp_path):
 
 
 def test_a_lost_checkpoint_stops_the_job_unless_an_order_leaves_it_behind(tmp_path):
+    """Behaviour 128."""
     job = Job(tmp_path, confirmed=(1, 2, 3), pinned=(1, 2, 3))
     job.sink.lost = {4}
     with pytest.raises(CommittableLostError):

@@ -1,0 +1,251 @@
+"""What is wanted of a job reaches whichever coordinator runs; a standby and a restart end when told to."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
+from flinkish_spark.errors import InputLostError, OwnedElsewhereError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.lineage import RewindOrder, Tables
+from flinkish_spark.protocol.purpose import CheckpointPurpose as P
+from flinkish_spark.protocol.requests import Urgency
+from flinkish_spark.protocol.restart import FixedDelay, NoRestart
+from flinkish_spark.protocol.trigger import Schedule
+from flinkish_spark.runtime.coordinator_parts import StopFailed
+from flinkish_spark.runtime.failures import QueryFailed
+from flinkish_spark.runtime.inputs import Inputs
+from flinkish_spark.runtime.job_control import JobControl
+from flinkish_spark.runtime.outside import Outside, RewindOrdered
+from flinkish_spark.runtime.restarting import RestartPolicy
+from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.store import LocalStore
+from tests.clocks import ManualClock
+
+
+class Coordinator:
+    """Writes down what reaches it."""
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.exporting: frozenset[CheckpointId] = frozenset()
+        self.asked: list[Asked] = []
+        self.schedules: list[Schedule] = []
+
+    def ask(self, asked: Asked) -> None:
+        self.asked.append(asked)
+
+    def schedule(self, schedule: Schedule) -> None:
+        self.schedules.append(schedule)
+
+
+def control(why: str = "") -> JobControl:
+    return JobControl(lambda target: why)
+
+
+def ask(job: JobControl, purpose: P = P.USER, target: str = "") -> CheckpointAnswer | None:
+    pending = PendingAnswer()
+    job.ask(Asked.of(purpose, pending.resolve, target))
+    return pending.wait(timeout_ms=0)
+
+
+def attach(job: JobControl) -> Any:
+    coordinator: Any = Coordinator()
+    job.attach(coordinator)
+    return coordinator
+
+
+# -- requests -------------------------------------------------------------------------------------------
+
+
+def test_where_no_query_runs_a_request_is_refused_and_a_coordinator_that_runs_gets_it() -> None:
+    """Behaviours 9, 13."""
+    job = control()
+    before = ask(job)
+    assert before is not None and before.reason is Reason.PARTICIPANT_NOT_RUNNING
+    first = attach(job)
+    assert ask(job) is None and [one.purpose for one in first.asked] == [P.USER]
+    first.is_stopping = True
+    restarting = ask(job)
+    assert restarting is not None and restarting.reason is Reason.PARTICIPANT_NOT_RUNNING
+    job.detach()
+    job.over()
+    over = ask(job)
+    assert over is not None and over.reason is Reason.SHUT_DOWN
+
+
+def test_a_savepoint_is_forced_and_its_target_is_looked_at_before_it_gets_an_id() -> None:
+    """Behaviours 26, 58: and what cannot be written disturbs no stream."""
+    coordinator = attach(job := control())
+    ask(job, P.SAVEPOINT, "/savepoints/a")
+    ask(job, P.USER)
+    assert [one.urgency for one in coordinator.asked] == [Urgency.FORCED, Urgency.NORMAL]
+    coordinator = attach(job := control("something else is there"))
+    for purpose in (P.SAVEPOINT, P.FINAL_SAVEPOINT):
+        answer = ask(job, purpose, "/savepoints/a")
+        assert answer is not None
+        assert (answer.reason, answer.text) == (Reason.STORAGE_NOT_READY, "something else is there")
+    ask(job, P.USER)
+    assert [one.purpose for one in coordinator.asked] == [P.USER]
+
+
+def test_a_timer_that_is_switched_off_stays_off_behind_a_restart() -> None:
+    """Behaviour 12."""
+    job = control()
+    job.schedule(Schedule.OFF)
+    first = attach(job)
+    assert first.schedules == [Schedule.OFF]
+    job.schedule(Schedule.ON)
+    assert first.schedules == [Schedule.OFF, Schedule.ON]
+    assert attach(job).schedules == []
+
+
+# -- ending ---------------------------------------------------------------------------------------------
+
+
+class Lock:
+    """Held by somebody else until `free_at_ms`."""
+
+    def __init__(self, clock: ManualClock, free_at_ms: int) -> None:
+        self._clock, self._free_at_ms = clock, free_at_ms
+
+    def acquire(self) -> None:
+        if self._clock.now_ms < self._free_at_ms:
+            raise OwnedElsewhereError("somebody else has it")
+
+    def release(self) -> None:
+        pass
+
+
+def settings(clock: ManualClock, standby: Standby) -> Any:
+    return SimpleNamespace(clock=clock, standby=standby, standby_poll_ms=100)
+
+
+def test_a_standby_waits_and_takes_over() -> None:
+    clock = ManualClock()
+    waited = wait_for_lock(Lock(clock, 950), settings(clock, Standby.WAIT), threading.Event())
+    assert (waited, clock.now_ms) == (LockWait.TAKEN, 1_000)
+    with pytest.raises(OwnedElsewhereError):
+        wait_for_lock(Lock(clock, 5_000), settings(clock, Standby.REFUSE), threading.Event())
+
+
+@pytest.mark.parametrize("end", ["stop_with_checkpoint", "cancel"])
+def test_a_standby_that_is_told_to_end_never_takes_the_job_over(end: str) -> None:
+    clock, job = ManualClock(), control()
+    getattr(job, end)()
+    # Also if the lock is free by now: whoever said so did not mean a job that begins.
+    for free_at_ms in (0, 10**9):
+        wanted = settings(clock, Standby.WAIT)
+        assert wait_for_lock(Lock(clock, free_at_ms), wanted, job.end_wanted) is LockWait.GIVEN_UP
+
+
+def test_a_failed_stop_with_savepoint_uses_up_no_restart() -> None:
+    policy = RestartPolicy(NoRestart(), lambda: 0.5)
+    for _ in range(3):
+        assert policy.delay_ms_after(StopFailed("no room"), 0) == 0
+    with pytest.raises(QueryFailed):
+        policy.delay_ms_after(QueryFailed("a real one"), 0)
+
+
+def test_a_job_that_was_told_to_stop_is_started_once_more_and_not_for_ever() -> None:
+    policy, job = RestartPolicy(FixedDelay(attempts=99, delay_ms=0), lambda: 0.5), control()
+    assert not policy.gives_up(QueryFailed("before"), job)
+    job.stop_with_checkpoint()
+    assert [policy.gives_up(QueryFailed("again"), job) for _ in range(2)] == [False, True]
+    job = control()
+    job.cancel()
+    assert policy.gives_up(QueryFailed("while it is cancelled"), job)
+
+
+# -- the directory --------------------------------------------------------------------------------------
+
+
+class Here:
+    """A job directory and whoever looks into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.job_dir = ManualClock(), JobDir(LocalStore(folder))
+        self.cancelled: list[str] = []
+        self.outside = Outside(
+            self.job_dir, self.clock, lambda asked: None, lambda: self.cancelled.append("cancel")
+        )
+
+
+def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    here.outside.look()
+    here.outside.raise_if_ordered()
+    order = RewindOrder("a" * 32, CheckpointId(3), Tables.KEEP, "wanted", 0)
+    here.job_dir.create_rewind_order(order)
+    here.outside.look()
+    with pytest.raises(RewindOrdered, match="checkpoint 3"):
+        here.outside.raise_if_ordered()
+    here.outside.raise_if_ordered()
+    here.outside.look()
+    here.job_dir.refuse_rewind_order(order, "closed meanwhile")
+    here.outside.raise_if_ordered()
+
+
+def test_an_order_that_cannot_be_read_does_not_end_the_job(tmp_path: Path, caplog) -> None:
+    here = Here(tmp_path)
+    here.job_dir.store.put("orders/rewind.json", b"torn")
+    for _ in range(3):
+        here.outside.look()
+        here.outside.raise_if_ordered()
+    assert sum("looked at later" in record.message for record in caplog.records) == 1
+
+
+def test_the_thread_that_looks_ends_with_the_ownership(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    started: list[Any] = []
+
+    class Threads:
+        def start(self, name: str, target: Any) -> threading.Thread:
+            thread = threading.Thread(name=name, target=target)
+            started.append(thread)
+            thread.start()
+            return thread
+
+    here.clock.wait = lambda event, timeout_ms: event.wait(0.001)  # type: ignore[method-assign]
+    for epoch in (1, 2):
+        here.outside.start(Threads(), OwnerEpoch(epoch))
+        here.outside.stop()
+    assert [(one.name, one.is_alive()) for one in started] == [("flinkish-requests", False)] * 2
+
+
+# -- inputs ---------------------------------------------------------------------------------------------
+
+
+def test_a_position_whose_input_is_gone_says_so_before_anything_is_touched(tmp_path: Path) -> None:
+    asked: list[object] = []
+
+    class Source:
+        def __init__(self, error: Exception | None) -> None:
+            self._error = error
+
+        def check_input(self, job_dir: object, uid: str, position: LoggedOffsets) -> None:
+            asked.append((uid, position))
+            if self._error is not None:
+                raise self._error
+
+    def inputs(error: Exception | None) -> Inputs:
+        nodes: Any = [SimpleNamespace(uid=u, source=Source(e)) for u, e in (("a", None), ("b", error))]
+        log: Any = None
+        return Inputs(nodes, JobDir(LocalStore(tmp_path)), log)
+
+    position: Any = object()
+    assert inputs(None).why_lost(position) == ""
+    assert asked == [("a", position), ("b", position)]
+    assert "offsets 3 to 8" in inputs(InputLostError("offsets 3 to 8 are gone")).why_lost(position)
+    # Not to be known now: the recovery waits and asks again.
+    with pytest.raises(QueryFailed):
+        inputs(QueryFailed("no broker")).why_lost(position)
