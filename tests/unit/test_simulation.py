@@ -20,7 +20,7 @@ from flinkish_spark.testing.simulation.variants import REQUIRED, VARIANTS, Varia
 
 SEEDS = range(1, 41)
 #: Seeds among which every variant is caught; `--variants` shows the first of each.
-HUNTED = range(1, 601)
+HUNTED = range(1, 2_001)
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def surroundings() -> Iterator[None]:
 
 
 def test_a_few_dozen_seeds_hold_every_invariant() -> None:
+    """Behaviours 11, 66, 71, 125, 127, 148, whatever fails and whoever dies."""
     summary = simulate_many(SEEDS)
     assert [str(report.broken) for report in summary.broken] == []
     assert summary.seeds == len(SEEDS)

@@ -9,13 +9,14 @@ from unittest import mock
 from flinkish_spark.errors import EnvironmentFault, JobDirError
 from flinkish_spark.job_dir import REWIND_ORDER_KEY, REWINDING, JobDir
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime import rewinding
 from flinkish_spark.runtime.settings import Standby
 from flinkish_spark.store import ObjectMissing
 from flinkish_spark.testing.simulation.clock import SimClock
-from flinkish_spark.testing.simulation.drivers import Driver, Outcome
+from flinkish_spark.testing.simulation.drivers import Driver
 from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.invariants import Invariants
 from flinkish_spark.testing.simulation.pins import SimPins
@@ -125,13 +126,9 @@ class Cluster:
             elif action < 0.4:
                 driver.ask(CheckpointPurpose.SAVEPOINT)
             elif action < 0.44:
-                world.note("people", f"stop {driver.process.name}")
-                driver.supervisor.stop_with_checkpoint()
+                self._end_anybody()
             elif action < 0.47:
                 driver.ask(CheckpointPurpose.FINAL_SAVEPOINT)
-            elif action < 0.49:
-                world.note("people", f"cancel {driver.process.name}")
-                driver.supervisor.cancel()
             elif action < 0.52:
                 self.start(Standby.WAIT)
             elif action < 0.58:
@@ -140,8 +137,28 @@ class Cluster:
                 # Who changes it stops the job first.
                 world.layout += 1
                 world.note("people", f"stop {driver.process.name} for layout {world.layout}")
-                driver.supervisor.stop_with_checkpoint()
+                driver.supervisor.control.stop_with_checkpoint()
+            elif action < 0.66 and not self._goes_back():
+                world.note("people", f"retention deletes input below {world.input.committed}")
+                world.input.expire()
         self._bring_to_an_end()
+
+    def _end_anybody(self) -> None:
+        """Stop or cancel a driver, also one that stands by, recovers or is a zombie."""
+        driver = self._victim()
+        if driver is None:
+            return
+        end = self._world.chance.choice(("stop_with_checkpoint", "cancel"))
+        self._world.note("people", f"{end} {driver.process.name}")
+        self._world.told_to_end.add(driver.process.name)
+        getattr(driver.supervisor.control, end)()
+
+    def _goes_back(self) -> bool:
+        """Whether an order waits or is carried out: what it was granted must stay."""
+        disk = self._world.disk
+        return REWIND_ORDER_KEY in disk.objects or any(
+            f"rewinds/{key.rpartition('/')[2]}" not in disk.objects for key in disk.list(REWINDING)
+        )
 
     def _order_rewind(self) -> None:
         """Order the job to go back to some checkpoint, as the command line does."""
@@ -191,11 +208,12 @@ class Cluster:
                 owner = self.owner
             world.note("people", f"stop {owner.process.name} for good")
             world.told_to_stop_us = world.scheduler.now_us
-            owner.supervisor.stop_with_checkpoint()
+            owner.supervisor.control.stop_with_checkpoint()
             while owner.is_alive:
                 wait()
-            # A rewind that was ordered at the last moment takes its input back.
-            if owner.outcome is Outcome.DONE and self._is_done():
+            # A rewind that was ordered at the last moment takes its input back, and one that failed
+            # twice while it was stopping leaves its last checkpoint to the next start.
+            if owner.supervisor.states.status is JobStatus.FINISHED and self._is_done():
                 world.scheduler.stop()
 
     def _is_done(self) -> bool:

@@ -9,16 +9,18 @@ from typing import Any
 
 from flinkish_spark.answers import Asked, CheckpointAnswer
 from flinkish_spark.errors import (
+    CommittableLostError,
     CorruptObjectError,
     EnvironmentFault,
     FencedError,
+    InputLostError,
     InternalError,
     JobDirError,
 )
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.job_status import Change, JobStatusChange
+from flinkish_spark.protocol.job_status import Change, JobStatus, JobStatusChange
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.rewinding import RewindRefused
@@ -200,7 +202,7 @@ class Driver:
         """Ask for a checkpoint, from another thread of the driver."""
         self.asked += 1
         target = "/savepoint" if purpose.is_savepoint else ""
-        self.supervisor.ask(Asked(purpose, self._answer, target=target))
+        self.supervisor.control.ask(Asked.of(purpose, self._answer, target))
 
     def _answer(self, answer: CheckpointAnswer) -> None:
         self.answered += 1
@@ -216,6 +218,7 @@ class Driver:
         try:
             self.supervisor.run()
             self.outcome = Outcome.DONE
+            self._check_status()
         except ProcessDied:
             raise
         except Exception as error:
@@ -230,6 +233,15 @@ class Driver:
         )
         self._world.scheduler.kill(self.jvm, self.process)
 
+    def _check_status(self) -> None:
+        """Require that a driver that was told to end says so, and took nothing over if it stood by."""
+        control, status = self.supervisor.control, self.supervisor.states.status
+        # One that was cancelled may have come to its end, or stood by, before it heard of it.
+        ends = {JobStatus.FINISHED, JobStatus.SUSPENDED, JobStatus.CANCELED}
+        if not control.cancel_wanted.is_set():
+            ends.remove(JobStatus.CANCELED)
+        require(self._world, status in ends, Rule.TOLD_TO_END, f"{self.process.name} ends as {status.value}")
+
     def _check_end(self, error: Exception) -> None:
         """Require that the surroundings caused it."""
         expected = isinstance(error, EnvironmentFault | RewindRefused) and not isinstance(
@@ -242,7 +254,7 @@ class Driver:
         if self._world.scenario.tearing is Tearing.VISIBLE:
             self._world.is_refused = isinstance(error, CorruptObjectError | JobDirError)
             expected = expected or self._world.is_refused
-        expected = expected and type(error).__name__ != "CommittableLostError"
+        expected = expected and not isinstance(error, CommittableLostError | InputLostError)
         require(
             self._world,
             expected or self._is_zombie(),

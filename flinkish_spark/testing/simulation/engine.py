@@ -13,6 +13,7 @@ from flinkish_spark.errors import (
     BrokerUnavailableError,
     EnvironmentFault,
     FlinkishError,
+    InputLostError,
     OwnedElsewhereError,
     SparkGoneError,
 )
@@ -26,7 +27,7 @@ from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.control_source import ControlFile
-from flinkish_spark.runtime.engine import QueryPlan, RunningQuery, Staging, StagingContext
+from flinkish_spark.runtime.engine import QueryPlan, RestoredFrom, RunningQuery, Staging, StagingContext
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins
@@ -42,6 +43,7 @@ from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.input_topic import GROUP, TOPIC
 from flinkish_spark.testing.simulation.pins import SimPins
 from flinkish_spark.testing.simulation.reseeding import Beginning, SimReseeding
+from flinkish_spark.testing.simulation.rules import Rule, require
 from flinkish_spark.testing.simulation.scenario import SinkKind
 from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process
 from flinkish_spark.testing.simulation.sinks import (
@@ -125,6 +127,9 @@ class SimSource(Source):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Look for the input."""
         self._ask("input there?")
+        lost = "" if position is None else self._world.input.why_lost(_ends(position))
+        if lost:
+            raise InputLostError(f"simulated retention has deleted {lost}")
 
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Look whether it is the same input."""
@@ -156,9 +161,15 @@ class SimLock:
 
     def __init__(self, world: World, process: Process, holder: list[Process]) -> None:
         self._world, self._process, self._holder = world, process, holder
+        self._has_waited = False
 
     def acquire(self) -> None:
         """Take the lock, unless a living process has it."""
+        gives_up = self._has_waited and self._process.name in self._world.told_to_end
+        require(
+            self._world, not gives_up, Rule.TOLD_TO_END, f"{self._process.name} wants the job all the same"
+        )
+        self._has_waited = True
         self._world.step("lock")
         if self._holder and self._holder[0].is_alive:
             raise OwnedElsewhereError(f"{self._holder[0].name} owns the simulated job", holder="another")
@@ -247,6 +258,7 @@ class SimEngine:
         """Plan; from here on the control file is a number in memory."""
         offered = [0]
         control.offer = functools.partial(self._offer, offered)  # type: ignore[method-assign]
+        control.withdraw = functools.partial(self._withdraw, offered)  # type: ignore[method-assign]
         control.source_status = lambda: None  # type: ignore[method-assign]
         return SimPlan(self._world, self._invariants, self, lambda: offered[0])
 
@@ -254,6 +266,15 @@ class SimEngine:
         self._world.step("offer", checkpoint)
         self._invariants.offered(self._driver, int(checkpoint))
         offered[0] = int(checkpoint)
+
+    def _withdraw(self, offered: list[int], checkpoint: CheckpointId) -> bool:
+        was_offered = offered[0] == int(checkpoint)
+        offered[0] = 0 if was_offered else offered[0]
+        return was_offered
+
+    def why_no_savepoint_at(self, target: str) -> str:
+        """Return nothing: savepoints are only noted."""
+        return ""
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         """Note that a checkpoint was exported."""
@@ -269,7 +290,7 @@ class SimEngine:
     def _reseeding(self, log: SparkLog) -> SimReseeding:
         return SimReseeding(JobDir(self._store), log, self._layout)
 
-    def restored_hooks(self) -> tuple[CheckpointId, Mapping[str, Any]] | None:
+    def restored_from(self) -> RestoredFrom | None:
         """Return none: no lineage begins with a savepoint."""
         return None
 

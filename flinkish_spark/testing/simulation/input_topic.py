@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from flinkish_spark.testing.simulation.scenario import Scenario
@@ -31,6 +32,17 @@ class InputTopic:
         self._scenario = scenario
         #: The group's offset by partition: everything below is done.
         self.committed: dict[int, int] = {}
+        #: The first record of each partition that retention has left.
+        self.begins: dict[int, int] = {}
+
+    def expire(self) -> None:
+        """Delete what the group has read: only a job that goes back could want it again."""
+        self.begins = dict(self.committed)
+
+    def why_lost(self, ends: Mapping[int, int]) -> str:
+        """Return why a reader that stands at `ends` cannot go on; empty if it can."""
+        lost = [f"{TOPIC}-{p}: {at}-{self.begins[p]}" for p, at in ends.items() if at < self.begins.get(p, 0)]
+        return ", ".join(lost)
 
     def end(self, partition: int, now_us: int) -> int:
         """Return how many records a partition holds."""

@@ -30,6 +30,7 @@ class Rule(enum.Enum):
     HOOKS_RESTORED = "a hook gets back what it gave for the checkpoint that the job starts from"
     TABLE_RESTORED = "a rewind that restores tables takes back what was committed after its target"
     ANSWERED = "whoever asked for a checkpoint is answered, once"
+    TOLD_TO_END = "a driver that was told to end says so, and a standby takes nothing over then"
     NO_SURPRISE = "a process ends only with an error that its surroundings caused"
     NO_DEAD_END = "the job comes to its end once nothing fails any more"
     EXACTLY_ONCE = "in the end each record is visible exactly once in every sink, with the right state"

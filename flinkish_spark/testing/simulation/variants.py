@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from flinkish_spark import coordinator
+from flinkish_spark.errors import OwnedElsewhereError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol import checkpoint as checkpoints
 from flinkish_spark.protocol import recovery
@@ -22,15 +23,17 @@ from flinkish_spark.protocol.decisions import Receipt
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.retention import Deletion, Part
-from flinkish_spark.runtime import barrier_counter, ownership, retiring
+from flinkish_spark.runtime import barrier_counter, ownership, retiring, supervisor
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.completion import Completion, DecisionRefused
 from flinkish_spark.runtime.confirmation import Confirmation
+from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.recovering import Recovery
 from flinkish_spark.runtime.rewinding import Rewinder
 from flinkish_spark.runtime.spark_log import COMMITS, SparkLog
+from flinkish_spark.runtime.standby import LockWait
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged
 from flinkish_spark.store import CreateResult
 
@@ -285,6 +288,22 @@ def _barrier_records_of_any_checkpoint() -> Sequence[Patch]:
     return [mock.patch.object(KafkaStaged, "belongs_to", lambda self, checkpoint: True)]
 
 
+def _input_not_looked_at_before_a_rewind() -> Sequence[Patch]:
+    return [mock.patch.object(Inputs, "why_lost", lambda self, position: "")]
+
+
+def _standbys_take_over_whatever_they_are_told() -> Sequence[Patch]:
+    def wait_for_lock(lock: Any, settings: Any, end_wanted: Any) -> LockWait:
+        while True:
+            try:
+                lock.acquire()
+                return LockWait.TAKEN
+            except OwnedElsewhereError:
+                settings.clock.sleep_ms(settings.standby_poll_ms)
+
+    return [mock.patch.object(supervisor, "wait_for_lock", wait_for_lock)]
+
+
 def _lost_taken_for_done() -> Sequence[Patch]:
     """As Flink does: "potentially lost data", logged and dropped."""
     done = (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.LOST)
@@ -327,5 +346,7 @@ MORE = (
     Variant("hook states forgotten", _hook_states_forgotten),
     Variant("barriers not counted", _barriers_not_counted),
     Variant("barrier records of any checkpoint", _barrier_records_of_any_checkpoint),
+    Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
+    Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )
 VARIANTS = (*REQUIRED, *MORE)

@@ -57,6 +57,8 @@ class World:
         self.is_refused = False
         #: When the last owner was told to stop for good.
         self.told_to_stop_us = 0
+        #: Names of drivers that people have stopped or cancelled.
+        self.told_to_end: set[str] = set()
         #: Does a fault of PROCESS_FAULTS; set by whoever owns the processes.
         self.strike: Callable[[FaultKind], None] = lambda kind: None
         #: What the running micro-batch has staged and no file names yet, by identity.
