@@ -47,6 +47,30 @@ class Store(Protocol):
         """Delete the object; a missing one is no error."""
 
 
+def make_directories(folder: Path) -> None:
+    """Make a directory and its parents; the names of those that are new are durable on return.
+
+    Raises
+    ------
+    OSError
+        The file system refuses.
+    """
+    if folder.is_dir():
+        return
+    make_directories(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_directory(folder.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in a directory durable; raise OSError if the file system refuses."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _checked(key: str) -> PurePosixPath:
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
@@ -88,7 +112,7 @@ class LocalStore:
             target = self._path(key)
             temporary = self._write_temporary(target, data)
             os.replace(temporary, target)
-            self._sync_directory(target.parent)
+            sync_directory(target.parent)
         except OSError as error:
             raise self._failed("write", key, error) from error
 
@@ -103,7 +127,7 @@ class LocalStore:
                 return CreateResult.EXISTS
             finally:
                 os.unlink(temporary)
-            self._sync_directory(target.parent)
+            sync_directory(target.parent)
             return CreateResult.CREATED
         except OSError as error:
             raise self._failed("create", key, error) from error
@@ -125,7 +149,7 @@ class LocalStore:
         try:
             target.unlink(missing_ok=True)
             if target.parent.is_dir():
-                self._sync_directory(target.parent)
+                sync_directory(target.parent)
             if target.parent != self.root:
                 # Folders have no life of their own in an object store, so they get none here.
                 with contextlib.suppress(OSError):
@@ -151,26 +175,11 @@ class LocalStore:
 
     def _open_new(self, path: Path) -> IO[bytes]:
         for _ in range(3):
-            self._make_directories(path.parent)
+            make_directories(path.parent)
             # Another thread may delete the last object of the folder, and so the folder, just now.
             with contextlib.suppress(FileNotFoundError):
                 return open(path, "xb")
         return open(path, "xb")
-
-    def _make_directories(self, folder: Path) -> None:
-        if folder.is_dir():
-            return
-        self._make_directories(folder.parent)
-        folder.mkdir(exist_ok=True)
-        self._sync_directory(folder.parent)
-
-    @staticmethod
-    def _sync_directory(folder: Path) -> None:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
         return StoreError(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamGraph, StreamNode
 from flinkish_spark.protocol.scans import Chain
+
+if TYPE_CHECKING:
+    from flinkish_spark.graph.planner import PlannedJob
 
 
 def chain_to(graph: StreamGraph, node: StreamNode) -> Chain:
@@ -17,3 +22,11 @@ def chain_to(graph: StreamGraph, node: StreamNode) -> Chain:
     readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node)
     # Transforms behind an operator are no part of the plan, so all that reads the operator is one chain.
     return Chain(at.uid, tuple(operators), (operators[-1],) if operators else readers)
+
+
+def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:
+    """Return each chain of a plan with the uids of the sinks that read its end, in the plan's order."""
+    return {
+        chain: tuple(sink.uid for sink in planned.sinks if sink.stream == stream)
+        for stream, chain in enumerate(planned.chains)
+    }

@@ -198,7 +198,7 @@ class PendingCheckpoint:
 
 
 def transition_table() -> str:
-    """Return :data:`TRANSITIONS` as a Markdown table; `docs/architecture.md` quotes it."""
+    """Return :data:`TRANSITIONS` as a Markdown table; `docs/protocol.md` quotes it."""
     events = list(CheckpointEvent)
     rows = ["| state | " + " | ".join(e.value for e in events) + " |", "|" + "---|" * (len(events) + 1)]
     for state in CheckpointState:

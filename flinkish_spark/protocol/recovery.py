@@ -80,7 +80,7 @@ def next_step(facts: RecoveryFacts) -> Step:
 
 
 def recovery_table() -> str:
-    """Return :data:`RULES` as a Markdown table; `docs/architecture.md` quotes it."""
+    """Return :data:`RULES` as a Markdown table; `docs/protocol.md` quotes it."""
     rows = ["| order | fact | step | why here |", "|---|---|---|---|"]
     rows += [f"| {n} | {rule.condition} | {rule.step} | {rule.why} |" for n, rule in enumerate(RULES, 1)]
     return "\n".join(rows)

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flinkish_spark.protocol.savepoints import SavedChain, SavepointMetadata
+from flinkish_spark.protocol.savepoints import SavedChain, SavepointMetadata, readers_of
 from flinkish_spark.protocol.scans import Chain, Position, lowest, offsets_in
 from flinkish_spark.protocol.seeding import SeededChain
 
@@ -59,11 +59,21 @@ class SourceShape:
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a savepoint has to fit."""
+    """What a savepoint has to fit.
+
+    Parameters
+    ----------
+    operators, sources
+        By uid.
+    chains
+        Each with the uids of the sinks that read its end.
+    hooks
+        Names of the master hooks.
+    """
 
     operators: Mapping[str, OperatorShape]
     sources: Mapping[str, SourceShape]
-    chains: Sequence[Chain] = ()
+    chains: Mapping[Chain, Collection[str]] = field(default_factory=dict)
     hooks: Collection[str] = ()
 
     @property
@@ -212,9 +222,9 @@ def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
 
 def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     problems = []
-    for chain in job.chains:
+    for chain, sinks in job.chains.items():
         try:
-            begin_chain(chain, savepoint.chains, job.positionable)
+            begin_chain(chain, sinks, savepoint.chains, job.positionable)
         except PositionsDiffer as error:
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
         if chain.source in savepoint.finished and chain not in [s.chain for s in savepoint.chains]:
@@ -233,24 +243,36 @@ class PositionsDiffer(ValueError):
     """Between parts of a chain lie records that one has read and the other has not."""
 
 
-def begin_chain(chain: Chain, saved: Sequence[SavedChain], positionable: Collection[str]) -> SeededChain:
+def begin_chain(
+    chain: Chain, sinks: Collection[str], saved: Sequence[SavedChain], positionable: Collection[str]
+) -> SeededChain:
     """Return how a chain of a job begins, given the chains of a savepoint.
 
     It goes on where the saved chain stood that has its last known operator, with that chain's
     states. Operators of other saved chains can join it only if those stood at the same place. A chain
-    without any known operator goes on where its sinks' stream stood; one of new operators or new
-    sinks begins at the lowest position of its source, so that it sees all that any other has not.
-    A source that is not among `positionable` gets no position.
+    without any known operator goes on where its sinks' stream stood, whatever was in front of them;
+    one of new operators and new sinks begins at the lowest position of its source, so that it sees
+    all that any other has not. A source that is not among `positionable` gets no position.
+
+    Parameters
+    ----------
+    sinks
+        Uids of the sinks that read the chain's end in the job. What they have committed of the same
+        source must end where the chain begins: else they would get records twice, or miss some.
 
     Raises
     ------
     PositionsDiffer
         What belongs together now stood at different places.
     """
-    anchor, position = _anchor(chain, saved), None
+    readers = readers_of(chain, sinks)
+    anchor, position = _anchor(chain, readers, saved), None
+    own = [one for one in saved if one.chain.source == chain.source and one.readers & readers]
     if chain.source in positionable:
         is_same = anchor is not None and anchor.chain.source == chain.source
-        position = anchor.position if anchor and is_same else _position_of_readers(chain, saved)
+        position = anchor.position if anchor and is_same else _position_of_readers(chain, own, saved)
+        if any(one.position != position for one in own):
+            raise PositionsDiffer(f"what the sinks of '{chain.name}' have read ends at another place")
     states = {}
     for operator in chain.operators:
         having = [one for one in saved if operator in one.chain.operators]
@@ -262,22 +284,25 @@ def begin_chain(chain: Chain, saved: Sequence[SavedChain], positionable: Collect
     return SeededChain(chain, position, states)
 
 
-def _anchor(chain: Chain, saved: Sequence[SavedChain]) -> SavedChain | None:
-    """Return the saved chain that has the last known operator; of several, the one of the same name."""
+def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> SavedChain | None:
+    """Return the saved chain that has the last known operator.
+
+    Of several runs of that operator, the one that the chain's sinks have read; else the one of the
+    same name.
+    """
     for operator in reversed(chain.operators):
         having = [one for one in saved if operator in one.chain.operators]
-        same = [one for one in having if one.chain.name == chain.name]
         if having:
-            return (same or having)[0]
+            wanted = set(readers)
+            return max(having, key=lambda one: (bool(one.readers & wanted), one.chain.name == chain.name))
     return None
 
 
-def _position_of_readers(chain: Chain, saved: Sequence[SavedChain]) -> Position | None:
-    of_source = [one for one in saved if one.chain.source == chain.source]
-    own = [one for one in of_source if set(one.chain.consumers) & set(chain.consumers)]
-    if any(one.position != own[0].position for one in own):
-        raise PositionsDiffer(f"what '{chain.name}' reads now stood at different places")
+def _position_of_readers(
+    chain: Chain, own: Sequence[SavedChain], saved: Sequence[SavedChain]
+) -> Position | None:
     if own:
         return own[0].position
-    known = [one.position for one in of_source if one.position is not None]
+    of_source = [one.position for one in saved if one.chain.source == chain.source]
+    known = [position for position in of_source if position is not None]
     return lowest(known) if known else None

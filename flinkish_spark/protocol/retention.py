@@ -30,7 +30,7 @@ class CheckpointRetention(enum.Enum):
 
     #: They stay, and the next start goes on from the newest.
     RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
-    #: They go; the next start begins anew.
+    #: They go; the next start begins anew, that of a restored job with its savepoint given again.
     DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
 
 

@@ -7,7 +7,7 @@ only. Nothing in it names a machine or a folder: a savepoint may be moved and co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from flinkish_spark.protocol.scans import Chain, Position
 SAVEPOINT_VERSION = 1
 #: Below the savepoint's directory, and below a seed's: ``state/<operator uid>/<name>.parquet``.
 STATE_FOLDER = "state"
-_ENDING = ".parquet"
+STATE_ENDING = ".parquet"
 _FACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -85,7 +85,7 @@ class StateFile:
 
 def state_path(operator: str, name: str) -> str:
     """Return where a state file lies below a savepoint's directory or a seed's."""
-    return f"{STATE_FOLDER}/{operator}/{name}{_ENDING}"
+    return f"{STATE_FOLDER}/{operator}/{name}{STATE_ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +157,39 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class SavedChain:
-    """A chain and where its source stood."""
+    """A chain and where its source stood.
+
+    Parameters
+    ----------
+    sinks
+        Uids of the sinks that read the end of the chain, behind an operator too. Empty for a chain
+        with operators in a savepoint that does not say so.
+    """
 
     chain: Chain
     position: Position
+    sinks: tuple[str, ...] = ()
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Return the sinks that are known to read the chain."""
+        return readers_of(self.chain, self.sinks)
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {**self.chain.to_json(), "position": self.position}
+        return {**self.chain.to_json(), "position": self.position, "sinks": list(self.sinks)}
 
     @classmethod
     def from_json(cls, value: Json) -> SavedChain:
         """Read the stored form."""
-        return cls(Chain.from_json(value), value["position"])
+        # Early versions of this package did not write down the sinks.
+        sinks = tuple(str(uid) for uid in value.get("sinks", ()))
+        return cls(Chain.from_json(value), value["position"], sinks)
+
+
+def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
+    """Return the sinks that read a chain's end, given those that were written down for it."""
+    return frozenset(sinks) | frozenset(() if chain.operators else chain.consumers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import Json
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.protocol.scans import Chain, Position
@@ -23,6 +23,45 @@ class ClaimMode(enum.Enum):
     NO_CLAIM = "NO_CLAIM"
     #: The job: it deletes them as soon as a checkpoint of its own makes them unneeded.
     CLAIM = "CLAIM"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who owns the files of a savepoint: ``claimed.json`` beside them.
+
+    It binds one savepoint at one place. A copy of the directory has a copy of this file and is
+    nobody's: its original is what the owner deletes.
+
+    Parameters
+    ----------
+    savepoint
+        Name of the savepoint.
+    path
+        Where it lay when it was claimed, with links resolved.
+    job
+        Uuid of the owner; its job directory may be moved.
+    owner
+        The owner's job directory at that time, for people.
+    """
+
+    savepoint: str
+    path: str
+    job: JobUuid
+    owner: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "savepoint": self.savepoint,
+            "path": self.path,
+            "job": str(self.job),
+            "owner": self.owner,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Claim:
+        """Read the stored form."""
+        return cls(str(value["savepoint"]), str(value["path"]), JobUuid(value["job"]), str(value["owner"]))
 
 
 class SeedOrigin(enum.Enum):

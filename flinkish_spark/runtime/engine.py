@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flinkish_spark.clock import Clock
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -61,6 +62,16 @@ class StagingContext:
     ownership: Ownership
     lineage: Lineage
     blocks: BlockPool
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class RestoredFrom:
+    """A savepoint: its checkpoint, what the hooks gave for it by name, and its directory."""
+
+    checkpoint: CheckpointId
+    hooks: Mapping[str, Any]
+    path: str
 
 
 class Staging(Protocol):
@@ -126,6 +137,13 @@ class QueryEngine(Protocol):
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan a query that gets its triggers through `control`."""
 
+    def why_no_savepoint_at(self, target: str) -> str:
+        """Return why no savepoint can be written to `target`, for people; empty if one can.
+
+        Asked before the request for the savepoint gets a checkpoint id. Raises nothing, whatever
+        `target` is; may make the directory.
+        """
+
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         """Export a confirmed checkpoint to `target`; called in a thread of its own.
 
@@ -138,8 +156,8 @@ class QueryEngine(Protocol):
     def reseeding(self, log: SparkLog) -> Reseeding:
         """Return what the recovery asks whether the query's log has to begin anew."""
 
-    def restored_hooks(self) -> tuple[CheckpointId, Mapping[str, Any]] | None:
-        """Return the checkpoint and the hooks' states that a lineage without checkpoints began with."""
+    def restored_from(self) -> RestoredFrom | None:
+        """Return the savepoint that a lineage without checkpoints began with; None if it began with none."""
 
     def confirmed(self, decision: Decision) -> None:
         """Note that a checkpoint is confirmed; also told of the newest one before each start."""

@@ -22,6 +22,7 @@ Used by the recovery and the coordinator, one thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flinkish_spark.errors import CorruptObjectError, StoreError
+from flinkish_spark.errors import CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
@@ -47,6 +48,7 @@ from flinkish_spark.runtime.state_files import (
     store_versions,
 )
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.store import make_directories, sync_directory
 
 LOG = logging.getLogger(__name__)
 #: Folder of the pins below the job directory.
@@ -203,22 +205,31 @@ class SparkPins:
         raise AssertionError("the last try returns or raises")
 
     def _link_all(self, names: Iterable[str]) -> dict[str, int]:
-        """Bring files into the pool that are not there; return all sizes."""
-        sizes, folders = {}, set()
+        """Bring files into the pool that no complete pin has there; return all sizes."""
+        sizes, folders, pinned = dict[str, int](), set[Path](), self._pinned_sizes()
         for name in names:
             target = self._pool / name
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
+            # One that no manifest names is what a crash left, whole or torn: it is made again.
+            if name not in pinned or _size_of(target) != pinned[name]:
+                make_directories(target.parent)
                 folders.add(target.parent)
                 for checksum in checksum_names(target.name):
                     if (self._state / name).with_name(checksum).exists():
                         _link((self._state / name).with_name(checksum), target.with_name(checksum))
                 _link(self._state / name, target)
-                # Spark does not sync its files; a pin that survives a power cut must have.
-                _sync(target)
             sizes[name] = target.stat().st_size
         for folder in folders:
-            _sync(folder)
+            sync_directory(folder)
+        return sizes
+
+    def _pinned_sizes(self) -> dict[str, int]:
+        """Return the files of all complete pins, with their sizes in bytes."""
+        sizes: dict[str, int] = {}
+        for checkpoint in self.pinned():
+            # A damaged pin is the trouble of whoever goes back to it.
+            with contextlib.suppress(CorruptObjectError, JobDirError):
+                manifest = self._manifest(checkpoint)
+                sizes |= {} if manifest is None else manifest.files
         return sizes
 
     # -- asking ---------------------------------------------------------------------------------
@@ -284,7 +295,7 @@ class SparkPins:
             if target.exists() and (not is_versioned(name) or target.stat().st_size == size):
                 continue
             target.unlink(missing_ok=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(target.parent)
             for checksum in checksum_names(target.name):
                 # One of another content would make Spark refuse the file; none is fine.
                 target.with_name(checksum).unlink(missing_ok=True)
@@ -293,7 +304,7 @@ class SparkPins:
             _link(self._pool / name, target)
             folders.add(target.parent)
         for folder in folders:
-            _sync(folder)
+            sync_directory(folder)
 
     def _delete_others(self, manifest: PinManifest) -> None:
         kept = set(manifest.files)
@@ -340,18 +351,33 @@ def _owner_of(name: str) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where that is impossible."""
+    """Give a file a second durable name, in the place of an older one; copy it where links fail.
+
+    The caller syncs the folder.
+    """
+    part = target.with_name(f".{target.name}.part")
+    part.unlink(missing_ok=True)
     try:
-        os.link(source, target)
-    except FileExistsError:
-        return
+        os.link(source, part)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        part = target.with_name(f".{target.name}.part")
         # With its times: Spark takes table files for orphans by their age.
         shutil.copy2(source, part)
-        os.replace(part, target)
+    # This order matters: a name stands for the whole content, also behind a power cut, and Spark
+    # does not sync its files.
+    _sync(part)
+    os.replace(part, target)
+    # Where both were names of one file, the call above has done nothing.
+    part.unlink(missing_ok=True)
+
+
+def _size_of(path: Path) -> int | None:
+    """Return a file's size in bytes; None if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _sync(path: Path) -> None:

@@ -14,8 +14,9 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
-from flinkish_spark.savepoints.seeds import RESTORED_FROM
+from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
 from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.delta import DeltaSink, require_delta
 
@@ -67,6 +68,7 @@ def check_before_start(
         )
         sink.sink.preflight(spark, context)
     _restore(restore, graph, planned, settings, job_dir).check()
+    check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)
     return planned
 
 
@@ -94,7 +96,14 @@ def record_job(
         The directory belongs to another job, or a setting differs that must not change.
     """
     savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)
-    at_first = {"shuffle_partitions": settings.shuffle_partitions, RESTORED_FROM: savepoint}
+    at_first: dict[str, Any] = {
+        "shuffle_partitions": settings.shuffle_partitions,
+        RESTORED_FROM: savepoint,
+    }
+    claimed_as = claimant(job_dir)
+    if claimed_as is not None:
+        # Who looks at a claimed savepoint finds the job by it.
+        at_first["uuid"] = str(claimed_as)
     job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings), at_first)
     return job
 

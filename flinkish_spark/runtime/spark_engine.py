@@ -13,9 +13,16 @@ from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
-from flinkish_spark.runtime.engine import OwnerLock, QueryPlan, RunningQuery, Staging, StagingContext
+from flinkish_spark.runtime.engine import (
+    OwnerLock,
+    QueryPlan,
+    RestoredFrom,
+    RunningQuery,
+    Staging,
+    StagingContext,
+)
 from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
 from flinkish_spark.runtime.ownership import JobLock, Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
@@ -27,6 +34,7 @@ from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
 from flinkish_spark.savepoints.job_savepoints import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
+from flinkish_spark.savepoints.targets import why_no_savepoint_at
 from flinkish_spark.sinks.base import Committer, SinkContext
 
 if TYPE_CHECKING:
@@ -107,6 +115,10 @@ class SparkEngine:
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
         return SparkPlan(self._spark, planned, settings, dropped)
 
+    def why_no_savepoint_at(self, target: str) -> str:
+        """Return why no savepoint can be written to `target`; empty if one can."""
+        return why_no_savepoint_at(target, self._settings.root)
+
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         """Export a confirmed checkpoint."""
         self._savepoints.write(decision, target, log)
@@ -115,10 +127,10 @@ class SparkEngine:
         """Return what knows whether the number of shuffle partitions has changed."""
         return self._savepoints.reseeding(log)
 
-    def restored_hooks(self) -> tuple[CheckpointId, Mapping[str, Any]] | None:
-        """Return the hooks' part of the savepoint that the live lineage began with."""
+    def restored_from(self) -> RestoredFrom | None:
+        """Return the savepoint that the live lineage began with."""
         seed = self._savepoints.beginning().seed
-        return None if seed is None else (seed.checkpoint, seed.hooks)
+        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path)
 
     def confirmed(self, decision: Decision) -> None:
         """Let go of what the lineage began with."""

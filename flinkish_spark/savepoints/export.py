@@ -13,7 +13,6 @@ that nobody names; the next export to the same place removes them.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
+from flinkish_spark.graph.chains import read_by
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.savepoints import (
@@ -46,6 +46,8 @@ from flinkish_spark.runtime.state_codec import StateCodecError, describe_state
 from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
+from flinkish_spark.savepoints.targets import check_outside
+from flinkish_spark.store import sync_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,6 +261,7 @@ def export_savepoint(
     checkpoint_location: Path,
     facts: JobFacts,
     job_dir: JobDir,
+    job_root: Path,
     upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> SavepointHandle:
     """Make a confirmed checkpoint a savepoint at `target`.
@@ -272,16 +275,20 @@ def export_savepoint(
     target
         The savepoint's own directory, absolute. May exist if it is empty or holds an export that
         was given up.
+    job_dir, job_root
+        The job directory, and where it is.
     upstream
         By topic, the upstream job and its checkpoint that it is one cut with.
 
     Raises
     ------
     SavepointFailed
-        Spark cannot read the state, or something else is at `target`.
+        Spark cannot read the state, something else is at `target`, or it is in the job directory or
+        around it.
     StoreError
         The place cannot be written.
     """
+    check_outside(target, job_root)
     place = SavepointDir(target)
     known = place.finished_by(facts.uuid, decision.checkpoint)
     if known is not None:
@@ -315,7 +322,9 @@ def export_savepoint(
             node.uid: SourceFacts(node.source.kind, node.source.identity(job_dir, node.uid))
             for node in facts.sources
         },
-        chains=tuple(SavedChain(chain, positions.get(chain.name)) for chain in planned.chains),
+        chains=tuple(
+            SavedChain(chain, positions.get(chain.name), sinks) for chain, sinks in read_by(planned).items()
+        ),
         sinks=tuple(sink.uid for sink in planned.sinks),
         hooks=dict(decision.hook_states),
         finished=tuple(decision.finished),
@@ -332,8 +341,4 @@ def sync_folders(root: Path, files: Collection[StateFile]) -> None:
     folders = {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}
     for folder in folders:
         if folder.is_dir():
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_directory(folder)

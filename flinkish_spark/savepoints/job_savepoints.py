@@ -9,7 +9,7 @@ from flinkish_spark.chaining.cuts import upstream_cut
 from flinkish_spark.errors import InternalError
 from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
 from flinkish_spark.savepoints.rescale import Rescaling
-from flinkish_spark.savepoints.seeds import SeedKeeper, beginning_of, recorded_layout
+from flinkish_spark.savepoints.seeds import SeedKeeper, beginning_of, claimant, recorded_layout
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,8 +64,9 @@ class JobSavepoints:
             topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
             for topic, cut in upstream_cut(decision.offsets_text).items()
         }
+        root = self._settings.root
         return export_savepoint(
-            self._spark, Path(target), decision, log.location, facts, self._job_dir, upstream
+            self._spark, Path(target), decision, log.location, facts, self._job_dir, root, upstream
         )
 
     def reseeding(self, log: SparkLog) -> Rescaling:
@@ -82,4 +83,4 @@ class JobSavepoints:
 
     def keeper(self) -> SeedKeeper:
         """Return who is told of confirmed checkpoints; new for every start of the query."""
-        return SeedKeeper(self._settings.root, self.beginning())
+        return SeedKeeper(self._settings.root, self.beginning(), claimant(self._job_dir))

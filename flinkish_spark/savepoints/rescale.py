@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import InternalError
+from flinkish_spark.graph.chains import read_by
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.restoring import begin_chain
@@ -28,6 +29,7 @@ from flinkish_spark.savepoints.export import export_state, sync_folders
 from flinkish_spark.savepoints.files import copy_durably
 from flinkish_spark.savepoints.restore import with_state_only
 from flinkish_spark.savepoints.seeds import beginning_of, recorded_layout, shuffle_partitions_of
+from flinkish_spark.store import make_directories
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +39,40 @@ if TYPE_CHECKING:
     from flinkish_spark.graph.planner import PlannedJob
     from flinkish_spark.graph.stream_graph import SourceNode
     from flinkish_spark.protocol.decisions import Decision
+
+
+def check_rescale(job_dir: JobDir, root: Path, sources: Sequence[SourceNode], wanted: int) -> None:
+    """Refuse another number of shuffle partitions for a job that cannot be carried over to it.
+
+    Called before anything is written, and by the recovery once more.
+
+    Parameters
+    ----------
+    wanted
+        The number that the job is to run with.
+
+    Raises
+    ------
+    RescaleRefused
+        A source cannot be told where to go on.
+    """
+    now = _old_number(job_dir, root, wanted)
+    fixed = [node.uid for node in sources if not node.source.is_positionable]
+    if now is None or not fixed:
+        return
+    raise RescaleRefused(
+        f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
+        why=f"its source '{fixed[0]}' is a DataFrame, which cannot be told where to go on",
+        what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
+        "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
+        uid=fixed[0],
+    )
+
+
+def _old_number(job_dir: JobDir, root: Path, wanted: int) -> int | None:
+    """Return with how many partitions the log runs if the job is to have another number; else None."""
+    now = shuffle_partitions_of(job_dir, beginning_of(job_dir, root))
+    return None if now == wanted else now
 
 
 @dataclass(frozen=True)
@@ -65,8 +101,7 @@ class Rescaling:
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
         """Whether the log runs with another number of partitions than the job is to have."""
-        runs_with = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
-        return runs_with is not None and runs_with != self.shuffle_partitions
+        return _old_number(self.job_dir, self.root, self.shuffle_partitions) is not None
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
         """Write the seed that `lineage` begins with: the state and the positions of `decision`.
@@ -78,29 +113,19 @@ class Rescaling:
         SavepointFailed
             Spark cannot read the state.
         """
-        self._check_sources()
+        check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # What is there is of a start that was cut off before the lineage began.
         shutil.rmtree(self.root / seed_folder(lineage), ignore_errors=True)
         seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
-
-    def _check_sources(self) -> None:
-        fixed = [node.uid for node in self.sources if not node.source.is_positionable]
-        if fixed:
-            now = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
-            raise RescaleRefused(
-                f"this job runs with {now} shuffle partitions and cannot change to {self.shuffle_partitions}",
-                why=f"its source '{fixed[0]}' is a DataFrame, which cannot be told where to go on",
-                what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
-                "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
-                uid=fixed[0],
-            )
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
         before = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
         folder = self.root / seed_folder(lineage)
+        # Tasks make folders in it.
+        make_directories(folder)
         layout = recorded_layout(self.job_dir)
         exported = export_state(
             self.spark, folder, self.log.location, decision, self.planned.operators, layout, before
@@ -118,7 +143,7 @@ class Rescaling:
             return self._seed(lineage, CheckpointId(0), chains)
         folder = self.root / seed_folder(lineage)
         for file in known.seed.files:
-            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            make_directories((folder / file.path).parent)
             copy_durably(known.folder / file.path, folder / file.path)
         sync_folders(folder, known.seed.files)
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.
@@ -139,9 +164,10 @@ class Rescaling:
         return found
 
     def _chains(self, positions: Mapping[str, Position]) -> tuple[SeededChain, ...]:
-        saved = [SavedChain(chain, positions.get(chain.name)) for chain in self.planned.chains]
+        chains = read_by(self.planned)
+        saved = [SavedChain(chain, positions.get(chain.name), sinks) for chain, sinks in chains.items()]
         positionable = {node.uid for node in self.sources if node.source.is_positionable}
-        return tuple(begin_chain(chain, saved, positionable) for chain in self.planned.chains)
+        return tuple(begin_chain(chain, sinks, saved, positionable) for chain, sinks in chains.items())
 
     def _seed(
         self,

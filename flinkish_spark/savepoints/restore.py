@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import JobDirError
+from flinkish_spark.graph.chains import read_by
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.restoring import (
@@ -31,6 +32,7 @@ from flinkish_spark.protocol.seeding import ClaimMode, Seed, SeededChain, SeedOr
 from flinkish_spark.savepoints.errors import SavepointMisfit, SavepointNotFound
 from flinkish_spark.savepoints.export import sync_folders
 from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.seeds import become_claimant, claimant, lost_seed
 from flinkish_spark.savepoints.settings import RestoreSettings
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -
         node.uid: SourceShape(node.source.kind, node.source.is_positionable, frozenset(node.source.topics))
         for node in graph.sources
     }
-    return JobShape(planned.operators, sources, planned.chains, hooks)
+    return JobShape(planned.operators, sources, read_by(planned), hooks)
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,12 @@ class Restore:
                 raise self._refused(
                     "was prepared for a restore and not started yet", "start it with the same restore"
                 )
+            self._needed_again()
             return "" if seed is None else seed.savepoint
         if seed is not None:
-            return self._check_same(seed, self.settings)
+            name = self._check_same(seed, self.settings)
+            self._needed_again()
+            return name
         if begun:
             raise self._refused(
                 "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
@@ -114,7 +119,7 @@ class Restore:
         place = SavepointDir(self.settings.folder)
         metadata = place.metadata()
         self._fit(metadata, self.settings)
-        place.check_unclaimed(str(self.root))
+        place.check_unclaimed(claimant(self.job_dir))
         place.check_files(self._files(metadata))
         sources = {node.uid: node.source for node in self.graph.sources}
         for begins in self._chains(metadata):
@@ -129,18 +134,22 @@ class Restore:
         was cut off is safe.
         """
         name = self.check()
-        if self.settings is None or self.job_dir.seed(FIRST_LINEAGE) is not None:
+        if self.settings is None:
             return name
         place, folder = SavepointDir(self.settings.folder), self.root / seed_folder(FIRST_LINEAGE)
+        if self.job_dir.seed(FIRST_LINEAGE) is not None:
+            again = self._needed_again()
+            if again is not None:
+                _take(place, again.files, self.root / seed_folder(again.lineage))
+            return name
         metadata = place.metadata()
         report = self._fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
-            place.claim(str(self.root))
+            place.claim(become_claimant(self.job_dir), str(self.root))
         # What is there is of a restore that was cut off.
         shutil.rmtree(folder, ignore_errors=True)
         files = self._files(metadata)
-        place.take(files, folder)
-        sync_folders(folder, files)
+        _take(place, files, folder)
         for node in self.graph.sources:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
@@ -173,8 +182,11 @@ class Restore:
 
     def _chains(self, metadata: SavepointMetadata) -> tuple[SeededChain, ...]:
         """Return how the chains of the job begin; operators without state have nothing to read."""
-        positionable = job_shape(self.graph, self.planned, self.hooks).positionable
-        begun = [begin_chain(chain, metadata.chains, positionable) for chain in self.planned.chains]
+        shape = job_shape(self.graph, self.planned, self.hooks)
+        begun = [
+            begin_chain(chain, sinks, metadata.chains, shape.positionable)
+            for chain, sinks in shape.chains.items()
+        ]
         return with_state_only(begun, metadata.files)
 
     def _check_same(self, seed: Seed, settings: RestoreSettings) -> str:
@@ -190,12 +202,44 @@ class Restore:
             )
         return seed.savepoint
 
+    def _needed_again(self) -> Seed | None:
+        """Return the seed whose files have to be taken from the savepoint once more; None if none.
+
+        Raises
+        ------
+        JobDirError
+            The job has to begin anew and cannot: what it began with is not at hand.
+        """
+        lost = lost_seed(self.job_dir, self.root)
+        if lost is None:
+            return None
+        to_do = "begin with a new job_dir, and with a savepoint if you have one"
+        if lost.origin is SeedOrigin.SAVEPOINT:
+            to_do = "start it with the savepoint that it was restored from; or " + to_do
+            place = None if self.settings is None else SavepointDir(self.settings.folder)
+            if place is not None and place.is_there(lost.savepoint):
+                place.check_unclaimed(claimant(self.job_dir))
+                place.check_files(lost.files)
+                return lost
+        raise JobDirError(
+            f"the job directory {self.root} has no checkpoint to go on from, nor what it began with",
+            why="state that a job begins with is kept until its first checkpoint, and the checkpoints are "
+            "gone: they are deleted when a job with DELETE_ON_CANCELLATION is cancelled",
+            what_to_do=to_do,
+        )
+
     def _refused(self, what: str, to_do: str) -> JobDirError:
         return JobDirError(
             f"the job directory {self.root} {what}",
             why="a job has one beginning, and goes on from its own checkpoints afterwards",
             what_to_do=to_do,
         )
+
+
+def _take(place: SavepointDir, files: Collection[StateFile], folder: Path) -> None:
+    """Bring state files durably below `folder`."""
+    place.take(files, folder)
+    sync_folders(folder, files)
 
 
 def misfit_error(folder: Path, problems: Collection[Problem]) -> SavepointMisfit:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.savepoints import STATE_FOLDER
 from flinkish_spark.protocol.scans import PlanLayout
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 #: In job.json: the savepoint that the job began with.
 RESTORED_FROM = "restored_from"
+_CLAIMANT = "claimant"
 
 
 def beginning_of(job_dir: JobDir, root: Path) -> Beginning:
@@ -54,6 +57,47 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
         return beginning.seed.shuffle_partitions
     settings = job_dir.known_settings()
     return None if settings is None else int(settings["shuffle_partitions"])
+
+
+def lost_seed(job_dir: JobDir, root: Path) -> Seed | None:
+    """Return the seed that the live lineage has to begin with and whose files are gone; else None.
+
+    Behind the first confirmed checkpoint of its lineage nobody needs them; but a job that was
+    cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
+
+    Raises
+    ------
+    CorruptObjectError
+        The record of the seed is gone, too.
+    """
+    beginning = beginning_of(job_dir, root)
+    seed = beginning.seed
+    # This order matters: an owner that runs meanwhile decides a checkpoint before it deletes files.
+    if seed is None or all(_is_there(beginning.folder / f.path, f.size_bytes) for f in seed.files):
+        return None
+    newest = job_dir.newest_commit()
+    return None if newest is not None and newest.lineage >= seed.lineage else seed
+
+
+def _is_there(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == size_bytes
+    except OSError:
+        return False
+
+
+def claimant(job_dir: JobDir) -> JobUuid | None:
+    """Return as whom the job claims a savepoint; None if it never did."""
+    recorded = job_dir.recorded(_CLAIMANT)
+    return None if recorded is None else JobUuid(recorded["job"])
+
+
+def become_claimant(job_dir: JobDir) -> JobUuid:
+    """Return as whom the job claims a savepoint, recording it first: the job has no uuid yet.
+
+    A crash between the claim and the job's start must not make it a stranger to what it owns.
+    """
+    return JobUuid(job_dir.recorded_once(_CLAIMANT, {"job": uuid.uuid4().hex})["job"])
 
 
 def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
@@ -109,10 +153,12 @@ class SeedKeeper:
     ----------
     beginning
         Of the live lineage.
+    job
+        As whom the job claimed the savepoint that it began with; None if it did not.
     """
 
-    def __init__(self, root: Path, beginning: Beginning) -> None:
-        self._root = root
+    def __init__(self, root: Path, beginning: Beginning, job: JobUuid | None) -> None:
+        self._root, self._job = root, job
         self._seed: Seed | None = beginning.seed
 
     def confirmed(self, decision: Decision) -> None:
@@ -132,7 +178,7 @@ class SeedKeeper:
             if folder.name.isdecimal() and int(folder.name) <= int(seed.lineage):
                 shutil.rmtree(folder / STATE_FOLDER, ignore_errors=True)
         try:
-            if seed.claim is ClaimMode.CLAIM:
-                SavepointDir(Path(seed.path)).delete(str(self._root))
+            if seed.claim is ClaimMode.CLAIM and self._job is not None:
+                SavepointDir(Path(seed.path)).delete(self._job, seed.savepoint)
         except FlinkishError as error:
             LOG.warning("the savepoint that the job began with is not deleted: %s", error)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from kafka.admin import KafkaAdminClient, NewPartitions
 
-from flinkish_spark import DeadLetter, Json, KafkaSink
-from flinkish_spark.errors import InputLostError
+from flinkish_spark import CheckpointConfig, CheckpointRetention, DeadLetter, Json, KafkaSink
+from flinkish_spark.errors import InputLostError, JobDirError
 from flinkish_spark.protocol.lineage import RewindKind
+from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.settings import RestoreSettings
-from tests.savepoint_support import failure, started, stop, stop_with, take
+from tests.savepoint_support import COUNT, Count, failure, started, stop, stop_with, take
 from tests.support import (
     ORDER,
     TOTAL,
@@ -43,8 +45,8 @@ def totals_between(start: int, end: int) -> Counter:
     return everything - expected_totals({user: list(range(1, start + 1)) for user in USERS})
 
 
-def job(spark, job_dir, servers, source, out, **settings):
-    env = environment(spark, job_dir)
+def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
+    env = environment(spark, job_dir, **({} if checkpoint is None else {"checkpoint": checkpoint}))
     orders = env.from_source(orders_source(servers, source, **settings), uid="orders")
     totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
     totals.sink_to(KafkaSink(servers, out, key="user", writer="python"), uid="out")
@@ -63,6 +65,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
         metadata = stop_with(client, tmp_path / "savepoint")
     (chain,) = metadata.chains
     assert sum(chain.position[source].values()) == 120
+    assert chain.sinks == ("out",)
 
     # What came in between is read by the restored job, and so is a partition that was added.
     put(servers, source, 11, 5)
@@ -125,6 +128,66 @@ def test_a_savepoint_of_a_running_job_is_one_cut_and_the_job_goes_on(
     for user in USERS:
         mine = sorted(total for name, total in found if name == user)
         assert mine == sorted(total for name, total in whole if name == user)[20 - len(mine) :]
+
+
+def test_a_job_whose_checkpoints_were_deleted_begins_anew_with_the_savepoint_given_again(
+    spark, broker, topic, job_dir, tmp_path
+) -> None:
+    """It is refused without: the state that it began with was let go behind its first checkpoint."""
+    servers, source, out, later = broker.bootstrap_servers, topic(2), topic(2), topic(2)
+    put(servers, source, 1, 5)
+    with started(job(spark, job_dir, servers, source, out)) as client:
+        await_that(lambda: rows(client, "out") == 60, client)
+        stop_with(client, tmp_path / "savepoint")
+    put(servers, source, 6, 5)
+    new, restore = tmp_path / "new", RestoreSettings(str(tmp_path / "savepoint"))
+    deleting = CheckpointConfig(interval_ms=500, retention=CheckpointRetention.DELETE_ON_CANCELLATION)
+    expected = Counter()
+    for _ in range(2):
+        with started(job(spark, new, servers, source, later, deleting), restore) as client:
+            await_that(lambda: rows(client, "out") == 60, client)
+            await_that(lambda: not list((new / "seeds").rglob("*.parquet")), client)
+            client.cancel()
+            client.wait(60_000)
+        assert not list((new / "checkpoints").glob("*/receipt.json"))
+        expected += totals_between(5, 10)
+        assert totals_in(servers, later) == expected
+        error = failure(job(spark, new, servers, source, later))
+        assert isinstance(error, JobDirError) and "no checkpoint to go on from" in str(error)
+
+
+def test_a_sink_behind_a_new_operator_gets_nothing_twice(spark, broker, topic, job_dir, tmp_path) -> None:
+    """Two scans of one source stand at different places; each sink goes on where its own stood."""
+    servers, source, out, copied = broker.bootstrap_servers, topic(2), topic(2), topic(2)
+
+    def two(job_dir, is_counted):
+        env = environment(spark, job_dir)
+        orders = env.from_source(orders_source(servers, source), uid="orders")
+        totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
+        totals.sink_to(KafkaSink(servers, out, key="user", writer="python"), uid="out")
+        if is_counted:
+            orders = orders.key_by("user").process(Count(), output=COUNT, uid="counts")
+        orders.sink_to(KafkaSink(servers, copied, key="user", writer="python"), uid="copy")
+        return env
+
+    put(servers, source, 1, 5)
+    with started(two(job_dir, False)) as client:
+        await_that(lambda: (rows(client, "out"), rows(client, "copy")) == (60, 60), client)
+        metadata = stop_with(client, tmp_path / "savepoint")
+    assert {chain.chain.name: chain.sinks for chain in metadata.chains} == {
+        "totals": ("out",),
+        "copy": ("copy",),
+    }
+    # As if the other scan had been slower: Spark gives no say in that.
+    place = SavepointDir(tmp_path / "savepoint")
+    behind = {**metadata.chains[0].position, source: {"0": 0, "1": 0}}
+    (place.path / "savepoint.json").unlink()
+    place.finish(replace(metadata, chains=(replace(metadata.chains[0], position=behind), metadata.chains[1])))
+    with started(two(tmp_path / "new", True), RestoreSettings(str(place.path))) as client:
+        await_that(lambda: rows(client, "out") == 60, client)
+        stop(client)
+        assert rows(client, "copy") == 0
+    assert len(read_committed(servers, copied)) == 60
 
 
 def test_dead_letters_have_a_place_of_their_own(spark, broker, topic, job_dir, tmp_path) -> None:

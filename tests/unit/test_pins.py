@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from flinkish_spark.runtime import pins as pins_module
 from flinkish_spark.runtime import state_files
 from flinkish_spark.runtime.pins import PinManifest, SparkPins
 from flinkish_spark.runtime.state_files import StateFileGone, files_of, lineage_of, store_versions
+from tests.durability import Synced
 from tests.state_folder import SparkFolder, changelog, lz4_stream
 
 ONE, TWO, THREE = CheckpointId(1), CheckpointId(2), CheckpointId(3)
@@ -193,16 +195,18 @@ def test_a_pinned_checkpoint_is_not_pinned_again(folder, pins):
     assert pins.pinned() == {ONE}
 
 
-def test_where_links_are_impossible_files_are_copied(folder, pins, tmp_path, monkeypatch):
-    link = os.link
-
+def refused_link(link):
     def refuse(source, target):
         if "state" in str(target):
             raise OSError(errno.EXDEV, "another device")
         link(source, target)
 
+    return refuse
+
+
+def test_where_links_are_impossible_files_are_copied(folder, pins, tmp_path, monkeypatch):
     os.utime(folder.state / "0/0/SSTs/004-a4p0.sst", (1, 1))
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", refused_link(os.link))
     pins.pin(folder.decision(1, 5))
     copy = tmp_path / "pins/state/0/0/SSTs/004-a4p0.sst"
     # Spark takes table files for orphans by their age.
@@ -313,6 +317,67 @@ def test_a_manifest_cannot_name_files_elsewhere(name):
     assert PinManifest.from_json(good.to_json()) == good
     with pytest.raises(ValueError, match="not the name of a state file"):
         PinManifest.from_json({**good.to_json(), "files": {name: 1}})
+
+
+# -- power cuts ---------------------------------------------------------------------------------------
+
+
+def test_what_a_crash_left_in_the_pool_is_never_taken_for_a_pinned_file(folder, pins, tmp_path):
+    """No manifest names it, so nobody knows whether its content is whole: it is made again."""
+    whole = folder.files()["0/0/4_a4p0.zip"]
+    left = tmp_path / "pins/state/0/0/4_a4p0.zip"
+    left.parent.mkdir(parents=True)
+    for torn in (b"", whole[:-1], bytes(len(whole))):
+        left.write_bytes(torn)
+        pins.pin(folder.decision(1, 5))
+        assert left.read_bytes() == whole
+        pins.unpin(ONE)
+        left.parent.mkdir(parents=True, exist_ok=True)
+    os.link(folder.state / "0/0/4_a4p0.zip", left)
+    pins.pin(folder.decision(1, 5))
+    assert left.read_bytes() == whole
+    assert not [name for name in pool(tmp_path) if name.endswith(".part")]
+
+
+def test_a_pin_mends_a_file_that_it_shares_with_a_damaged_one(folder, pins, tmp_path):
+    pins.pin(folder.decision(1, 5))
+    shared = tmp_path / "pins/state/0/0/6_a6p0.changelog"
+    whole = shared.read_bytes()
+    shared.unlink()
+    shared.write_bytes(whole[:-1])
+    assert pins.why_not_restorable(ONE)
+    pins.pin(folder.decision(2, 6))
+    assert pins.why_not_restorable(ONE) == pins.why_not_restorable(TWO) == ""
+
+
+def test_a_torn_manifest_does_not_keep_other_checkpoints_from_being_pinned(folder, pins, tmp_path):
+    pins.pin(folder.decision(1, 5))
+    (tmp_path / "pins/1.json").write_bytes(b"torn")
+    other = SparkPins(folder.log, tmp_path)
+    other.pin(folder.decision(2, 6))
+    assert other.why_not_restorable(TWO) == ""
+
+
+@pytest.mark.parametrize("links", ["links", "copies"])
+def test_a_pin_survives_a_power_cut(folder, pins, tmp_path, monkeypatch, links):
+    """Each file's content is synced before it has its name, and so are all new folders."""
+    synced, real = Synced(monkeypatch), os.replace
+
+    def replaced(source, target):
+        if links == "copies" and str(source).endswith(".part") and "pins/state" in str(source):
+            copied.append(Path(source))
+            assert copied[-1] in synced
+        real(source, target)
+
+    copied: list[Path] = []
+    monkeypatch.setattr(os, "replace", replaced)
+    if links == "copies":
+        monkeypatch.setattr(os, "link", refused_link(os.link))
+    pins.pin(folder.decision(1, 5))
+    assert bool(copied) is (links == "copies")
+    assert synced.lost_below(tmp_path / "pins") == [] and tmp_path in synced
+    # Checksums too: a torn one makes Spark refuse a whole file.
+    assert all(path in synced for path in (tmp_path / "pins/state").rglob("*.*"))
 
 
 # -- crashes ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ from flinkish_spark.protocol.scans import (
     lowest,
     offsets_in,
 )
-from flinkish_spark.protocol.seeding import ClaimMode, Seed, SeededChain, SeedOrigin
+from flinkish_spark.protocol.seeding import Claim, ClaimMode, Seed, SeededChain, SeedOrigin
 
 AT_5, AT_9 = {"t": {"0": 5}}, {"t": {"0": 9}}
 TOTALS = Chain("orders", ("totals",), ("totals",))
@@ -79,7 +80,7 @@ def shape(*operators, chains=(TOTALS,), topics=("t",), **more) -> JobShape:
     return JobShape(
         {uid: OperatorShape(128, ("string",)) for uid in operators or ("totals",)},
         {"orders": SourceShape("kafka", True, frozenset(topics))},
-        chains,
+        chains if isinstance(chains, dict) else dict.fromkeys(chains, ()),
         **more,
     )
 
@@ -110,7 +111,7 @@ def test_operators_are_matched_by_uid_and_not_by_position() -> None:
     assert report.restored == ("totals", "orders")
     assert report.added == ("first",)
     assert not report.problems
-    assert begin_chain(both, savepoint().chains, {"orders"}).states == {"totals": "totals"}
+    assert begin_chain(both, (), savepoint().chains, {"orders"}).states == {"totals": "totals"}
 
 
 def test_state_of_a_missing_operator_is_refused_unless_it_is_allowed() -> None:
@@ -123,20 +124,20 @@ def test_state_of_a_missing_operator_is_refused_unless_it_is_allowed() -> None:
 
 def test_another_number_of_key_groups_is_refused_whatever_is_allowed() -> None:
     # behaviour 86
-    job = JobShape({"totals": OperatorShape(64, ("string",))}, shape().sources, (TOTALS,))
+    job = JobShape({"totals": OperatorShape(64, ("string",))}, shape().sources, {TOTALS: ()})
     found = misfits(savepoint(), job, NonRestoredState.ALLOW)
     assert found == [("MAX_PARALLELISM", "totals")]
 
 
 def test_another_type_of_key_is_refused() -> None:
-    job = JobShape({"totals": OperatorShape(128, ("bigint",))}, shape().sources, (TOTALS,))
+    job = JobShape({"totals": OperatorShape(128, ("bigint",))}, shape().sources, {TOTALS: ()})
     assert misfits(savepoint(), job, NonRestoredState.ALLOW) == [("KEY_TYPE", "totals")]
 
 
 def test_a_savepoint_without_state_begins_every_operator_empty() -> None:
     # behaviour 89
     empty = savepoint(operators=("totals",), chains=[(Chain("orders", (), ("table",)), AT_5)])
-    begun = begin_chain(TOTALS, empty.chains, {"orders"})
+    begun = begin_chain(TOTALS, (), empty.chains, {"orders"})
     assert (begun.position, begun.states) == (AT_5, {})
 
 
@@ -144,23 +145,23 @@ def test_a_savepoint_without_state_begins_every_operator_empty() -> None:
 
 
 def test_the_position_of_a_missing_source_is_refused_unless_it_is_allowed() -> None:
-    job = JobShape(shape().operators, {"other": SourceShape("kafka", True)}, ())
+    job = JobShape(shape().operators, {"other": SourceShape("kafka", True)})
     assert misfits(savepoint(), job) == [("SOURCE_MISSING", "orders")]
     assert misfits(savepoint(), job, NonRestoredState.ALLOW) == []
 
 
 def test_a_source_of_another_kind_is_refused() -> None:
-    job = JobShape(shape().operators, {"orders": SourceShape("dataframe", False)}, (TOTALS,))
+    job = JobShape(shape().operators, {"orders": SourceShape("dataframe", False)}, {TOTALS: ()})
     assert misfits(savepoint(), job, NonRestoredState.ALLOW) == [("SOURCE_KIND", "orders")]
 
 
 def test_a_dataframe_restores_only_on_the_users_word() -> None:
-    job = JobShape(shape().operators, {"orders": SourceShape("dataframe", False)}, (TOTALS,))
+    job = JobShape(shape().operators, {"orders": SourceShape("dataframe", False)}, {TOTALS: ()})
     found = savepoint(kind="dataframe", chains=[(TOTALS, {"logOffset": 3})])
     assert misfits(found, job) == [("NOT_POSITIONABLE", "orders")]
     trusted = (NonRestoredState.REFUSE, UnpositionedSources.BEGIN_WHERE_THEY_ARE)
     assert misfits(found, job, *trusted) == []
-    begun = begin_chain(TOTALS, found.chains, job.positionable)
+    begun = begin_chain(TOTALS, (), found.chains, job.positionable)
     assert (begun.position, begun.states) == (None, {"totals": "totals"})
 
 
@@ -201,14 +202,14 @@ TWO = [SavedChain(TOTALS, AT_5), SavedChain(SECOND, AT_9)]
 
 def test_each_run_of_an_operator_goes_on_with_its_own_state_and_position() -> None:
     """An operator whose output is used twice runs twice, and one run may be ahead of the other."""
-    first, second = (begin_chain(chain, TWO, {"orders"}) for chain in (TOTALS, SECOND))
+    first, second = (begin_chain(chain, (), TWO, {"orders"}) for chain in (TOTALS, SECOND))
     assert (first.position, first.states) == (AT_5, {"totals": "totals"})
     assert (second.position, second.states) == (AT_9, {"totals": "second", "second": "second"})
 
 
 def test_a_new_operator_behind_a_known_one_goes_on_where_that_stood() -> None:
     third = Chain("orders", ("totals", "third"), ("third",))
-    begun = begin_chain(third, TWO, {"orders"})
+    begun = begin_chain(third, (), TWO, {"orders"})
     assert (begun.position, begun.states) == (AT_5, {"totals": "totals"})
 
 
@@ -216,12 +217,12 @@ def test_operators_that_stood_at_different_places_cannot_join() -> None:
     apart = [SavedChain(TOTALS, AT_5), SavedChain(Chain("orders", ("other",), ("other",)), AT_9)]
     joined = Chain("orders", ("totals", "other"), ("other",))
     with pytest.raises(PositionsDiffer, match="'totals' and 'other' stood at different places"):
-        begin_chain(joined, apart, {"orders"})
+        begin_chain(joined, (), apart, {"orders"})
     job = shape("totals", "other", chains=[joined])
     found = savepoint(operators=("totals", "other"), chains=[(c.chain, c.position) for c in apart])
     assert misfits(found, job) == [("CHAINS_JOINED", "other")]
     level = [SavedChain(one.chain, AT_5) for one in apart]
-    assert begin_chain(joined, level, {"orders"}).states == {"totals": "totals", "other": "other"}
+    assert begin_chain(joined, (), level, {"orders"}).states == {"totals": "totals", "other": "other"}
 
 
 def test_sinks_that_share_a_stream_now_must_have_stood_at_one_place() -> None:
@@ -230,26 +231,80 @@ def test_sinks_that_share_a_stream_now_must_have_stood_at_one_place() -> None:
         SavedChain(Chain("orders", (), ("b",)), AT_9),
     ]
     together = Chain("orders", (), ("a", "b"))
-    with pytest.raises(PositionsDiffer, match="what 'a,b' reads now"):
-        begin_chain(together, apart, {"orders"})
-    assert begin_chain(Chain("orders", (), ("b",)), apart, {"orders"}).position == AT_9
+    with pytest.raises(PositionsDiffer, match="the sinks of 'a,b' have read ends"):
+        begin_chain(together, (), apart, {"orders"})
+    assert begin_chain(Chain("orders", (), ("b",)), (), apart, {"orders"}).position == AT_9
     # A new sink sees all that any other has not seen.
-    assert begin_chain(Chain("orders", (), ("c",)), apart, {"orders"}).position == AT_5
+    assert begin_chain(Chain("orders", (), ("c",)), (), apart, {"orders"}).position == AT_5
+
+
+COPY = SavedChain(Chain("orders", (), ("copy",)), AT_9)
+BEHIND = SavedChain(TOTALS, AT_5, ("out",))
+
+
+def test_an_operator_that_is_put_in_front_of_a_sink_begins_where_the_sinks_stream_stood() -> None:
+    """Else the sink would get records again that it has committed."""
+    clean = Chain("orders", ("clean",), ("clean",))
+    assert begin_chain(clean, ("copy",), [BEHIND, COPY], {"orders"}).position == AT_9
+    assert begin_chain(clean, ("new",), [BEHIND, COPY], {"orders"}).position == AT_5
+    # Also in front of a sink that was behind an operator, and without any.
+    assert begin_chain(clean, ("out",), [replace(BEHIND, position=AT_9), COPY], {"orders"}).position == AT_9
+    plain = Chain("orders", (), ("out",))
+    ahead, behind = replace(BEHIND, position=AT_9), replace(COPY, position=AT_5)
+    assert begin_chain(plain, (), [ahead, behind], {"orders"}).position == AT_9
+
+
+def test_sinks_of_chains_that_stood_at_different_places_cannot_share_an_operator() -> None:
+    clean = Chain("orders", ("clean",), ("clean",))
+    with pytest.raises(PositionsDiffer, match="the sinks of 'clean' have read ends at another place"):
+        begin_chain(clean, ("copy", "out"), [BEHIND, COPY], {"orders"})
+    # Nor can a sink go behind an operator that stood somewhere else.
+    with pytest.raises(PositionsDiffer, match="the sinks of 'totals' have read"):
+        begin_chain(TOTALS, ("out", "copy"), [BEHIND, COPY], {"orders"})
+    found = replace(savepoint(), chains=(BEHIND, COPY))
+    job = shape(chains={TOTALS: ("out", "copy")})
+    assert misfits(found, job) == [("CHAINS_JOINED", "totals")]
+    level = [BEHIND, replace(COPY, position=AT_5)]
+    assert begin_chain(TOTALS, ("out", "copy"), level, {"orders"}).position == AT_5
+
+
+def test_of_several_runs_of_an_operator_its_sinks_run_goes_on() -> None:
+    """`second` is taken out: what it wrote to goes on where `second` stood, with that run's state."""
+    saved = [SavedChain(TOTALS, AT_5, ("out",)), SavedChain(SECOND, AT_9, ("far",))]
+    begun = begin_chain(TOTALS, ("far",), saved, {"orders"})
+    assert (begun.position, begun.states) == (AT_9, {"totals": "second"})
+
+
+def test_a_savepoint_that_does_not_say_who_reads_an_operator_is_still_read() -> None:
+    stored = [json.loads(json.dumps(one.to_json())) for one in (BEHIND, COPY)]
+    for one in stored:
+        del one["sinks"]
+    read = [SavedChain.from_json(one) for one in stored]
+    assert [one.readers for one in read] == [frozenset(), {"copy"}]
+    clean = Chain("orders", ("clean",), ("clean",))
+    assert begin_chain(clean, ("copy",), read, {"orders"}).position == AT_9
+    assert begin_chain(TOTALS, ("out",), read, {"orders"}).position == AT_5
+
+
+def test_what_a_sink_read_of_another_source_says_nothing_about_this_one() -> None:
+    moved = Chain("returns", (), ("copy",))
+    saved = [COPY, SavedChain(Chain("returns", (), ("other",)), AT_5)]
+    assert begin_chain(moved, ("copy",), saved, {"orders", "returns"}).position == AT_5
 
 
 def test_an_operator_that_moved_to_another_source_keeps_its_state() -> None:
     moved = Chain("returns", ("totals",), ("totals",))
-    begun = begin_chain(moved, TWO, {"orders", "returns"})
+    begun = begin_chain(moved, (), TWO, {"orders", "returns"})
     assert (begun.position, begun.states) == (None, {"totals": "totals"})
 
 
 def test_a_source_that_the_savepoint_does_not_know_begins_where_it_says_itself() -> None:
-    assert begin_chain(Chain("new", ("fresh",), ("fresh",)), TWO, {"new"}).position is None
+    assert begin_chain(Chain("new", ("fresh",), ("fresh",)), (), TWO, {"new"}).position is None
 
 
 def test_a_chain_whose_source_was_never_asked_has_no_position() -> None:
     unasked = [SavedChain(Chain("orders", (), ("a",)), None)]
-    assert begin_chain(Chain("orders", (), ("b",)), unasked, {"orders"}).position is None
+    assert begin_chain(Chain("orders", (), ("b",)), (), unasked, {"orders"}).position is None
     assert misfits(savepoint(chains=[(TOTALS, None)]), shape()) == []
 
 
@@ -336,6 +391,11 @@ SEED = Seed(
 )
 
 
+def test_a_claim_survives_its_stored_form() -> None:
+    claim = Claim("a" * 32, "/savepoints/7", JobUuid("1" * 32), "/jobs/orders-2")
+    assert Claim.from_json(json.loads(json.dumps(claim.to_json()))) == claim
+
+
 def test_a_seed_survives_its_stored_form() -> None:
     assert Seed.from_json(json.loads(json.dumps(SEED.to_json()))) == SEED
 
@@ -353,7 +413,7 @@ def test_a_seed_knows_the_files_of_each_run_of_an_operator() -> None:
 @settings(deadline=None, max_examples=50)
 @given(groups=st.integers(1, 300), before=st.integers(1, 17), after=st.integers(1, 17), data=st.data())
 def test_every_key_group_lands_exactly_once_whatever_the_parallelism(groups, before, after, data) -> None:
-    # behaviours 85, 90, 91
+    # behaviours 85, 91
     from flinkish_spark.runtime.key_groups import Routing
 
     stored = data.draw(st.sets(st.integers(0, groups - 1)))

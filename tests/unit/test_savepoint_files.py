@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkish_spark.errors import ConfigError, CorruptObjectError, JobDirError
+from flinkish_spark.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
@@ -25,6 +25,7 @@ from flinkish_spark.savepoints.export import operator_numbers, sync_folders
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter, read_state, sha256_of
+from tests.durability import Synced
 
 JOB = JobUuid("0" * 32)
 
@@ -214,42 +215,169 @@ def test_of_two_exports_the_slower_one_gets_the_faster_ones_savepoint(place: Pat
     assert [path.name for path in place.glob("state/*/*")] == ["a-0.parquet"]
 
 
-def test_a_directory_with_something_else_in_it_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SavepointFailed, match=r"notes\.txt"):
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "state/notes.txt", "state/totals/notes.txt", "state/a/b/c.parquet"]
+)
+def test_a_directory_with_something_else_in_it_is_not_touched(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SavepointFailed, match=r"no part of a savepoint"):
         SavepointDir(tmp_path).prepare()
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", ["state", "state/totals", "state/totals/a.parquet"])
+def test_links_are_no_part_of_a_savepoint(tmp_path: Path, link: str) -> None:
+    """A savepoint's directory is cleaned when it is written: what a link leads to is not ours."""
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "savepoint"
+    (elsewhere / "totals").mkdir(parents=True)
+    (elsewhere / "totals/mine.parquet").write_text("mine")
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(elsewhere if link == "state" else elsewhere / "totals")
+    with pytest.raises(SavepointFailed, match="no part of a savepoint"):
+        SavepointDir(root).prepare()
+
+
+def test_what_a_crash_left_of_a_write_into_the_store_does_not_block_a_place(tmp_path: Path) -> None:
+    (tmp_path / f".savepoint.json.{'0' * 32}.tmp").write_text("half")
+    SavepointDir(tmp_path).prepare()
+
+
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write the savepoint"):
+        SavepointDir(tmp_path / "file" / "savepoint").prepare()
 
 
 # -- ownership --------------------------------------------------------------------------------------
 
+A, B = JobUuid("a" * 32), JobUuid("b" * 32)
+NAME = "a" * 32
+
 
 def test_of_several_jobs_one_can_claim_a_savepoint(place: Path) -> None:
-    # behaviour 65
-    SavepointDir(place).check_unclaimed("/jobs/a")
-    SavepointDir(place).claim("/jobs/a")
-    SavepointDir(place).claim("/jobs/a")
-    with pytest.raises(SavepointClaimed, match="/jobs/a"):
-        SavepointDir(place).claim("/jobs/b")
-    with pytest.raises(SavepointClaimed, match="/jobs/a"):
-        SavepointDir(place).check_unclaimed("/jobs/b")
-    with pytest.raises(SavepointClaimed):
-        SavepointDir(place).delete("/jobs/b")
+    """Behaviour 65."""
+    SavepointDir(place).check_unclaimed(None)
+    SavepointDir(place).claim(A, "/jobs/a")
+    SavepointDir(place).claim(A, "/jobs/moved")
+    with pytest.raises(SavepointClaimed, match="/jobs/a") as caught:
+        SavepointDir(place).claim(B, "/jobs/b")
+    assert "claimed.json" in caught.value.what_to_do
+    for other in (B, None):
+        with pytest.raises(SavepointClaimed, match="/jobs/a"):
+            SavepointDir(place).check_unclaimed(other)
+    SavepointDir(place).delete(B, NAME)
     assert SavepointDir(place).metadata()
 
 
 def test_a_claimed_savepoint_is_deleted_whole_also_in_two_goes(place: Path) -> None:
-    SavepointDir(place).claim("/jobs/a")
+    SavepointDir(place).claim(A, "/jobs/a")
     (place / SavepointDir(place).metadata().files[0].path).unlink()
-    SavepointDir(place).delete("/jobs/a")
+    SavepointDir(place).delete(A, NAME)
     assert not place.exists()
-    SavepointDir(place).delete("/jobs/a")
+    SavepointDir(place).delete(A, NAME)
 
 
 def test_what_somebody_else_put_there_stays(place: Path) -> None:
     (place / "notes.txt").write_text("mine")
-    SavepointDir(place).claim("/jobs/a")
-    SavepointDir(place).delete("/jobs/a")
+    SavepointDir(place).claim(A, "/jobs/a")
+    SavepointDir(place).delete(A, NAME)
     assert [path.name for path in place.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("claimant", [None, A, B])
+def test_a_later_savepoint_in_the_place_of_a_claimed_one_stays(place: Path, claimant) -> None:
+    """Behaviour 65: the owner calls this at every start, long after it deleted what it owned."""
+    SavepointDir(place).claim(A, "/jobs/a")
+    SavepointDir(place).delete(A, NAME)
+    SavepointDir(place).prepare()
+    later = SavepointDir(place).finish(metadata(write_file(place), checkpoint=99, name="c" * 32))
+    if claimant is not None:
+        SavepointDir(place).claim(claimant, "/jobs/x")
+    SavepointDir(place).delete(A, NAME)
+    assert SavepointDir(place).metadata() == later
+    SavepointDir(place).check_files(later.files)
+    assert (place / "claimed.json").exists() is (claimant is not None)
+
+
+def test_a_savepoint_that_somebody_exchanged_under_its_claim_stays(place: Path) -> None:
+    SavepointDir(place).claim(A, "/jobs/a")
+    (place / "savepoint.json").unlink()
+    later = SavepointDir(place).finish(metadata(write_file(place), checkpoint=99, name="c" * 32))
+    SavepointDir(place).delete(A, NAME)
+    assert SavepointDir(place).metadata() == later
+    SavepointDir(place).check_unclaimed(B)
+
+
+def test_a_savepoint_of_a_newer_version_is_not_deleted(place: Path) -> None:
+    SavepointDir(place).claim(A, "/jobs/a")
+    body = {**SavepointDir(place).metadata().to_json(), "version": 2}
+    (place / "savepoint.json").write_bytes(seal("savepoint", body))
+    SavepointDir(place).delete(A, NAME)
+    assert list(place.glob("state/*/*"))
+
+
+def test_a_deletion_that_was_cut_off_behind_the_metadata_is_finished_by_its_owner_only(place: Path) -> None:
+    SavepointDir(place).claim(A, "/jobs/a")
+    claim = (place / "claimed.json").read_bytes()
+    SavepointDir(place).delete(A, NAME)
+    place.mkdir()
+    (place / "claimed.json").write_bytes(claim)
+    for job, name in ((B, NAME), (A, "c" * 32)):
+        SavepointDir(place).delete(job, name)
+        assert (place / "claimed.json").exists()
+    # A savepoint that is written there now would be born claimed.
+    with pytest.raises(SavepointFailed, match=r"holds claimed\.json") as caught:
+        SavepointDir(place).prepare()
+    assert "delete" in caught.value.what_to_do
+    SavepointDir(place).delete(A, NAME)
+    assert not place.exists()
+
+
+def test_a_copy_of_a_claimed_savepoint_is_nobodys(place: Path, tmp_path: Path) -> None:
+    """Behaviours 64, 65: the owner deletes the original."""
+    SavepointDir(place).claim(A, "/jobs/a")
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    SavepointDir(copy).check_unclaimed(B)
+    assert SavepointDir(copy).claimed_by(NAME) is None
+    SavepointDir(copy).claim(B, "/jobs/b")
+    with pytest.raises(SavepointClaimed, match="/jobs/b"):
+        SavepointDir(copy).check_unclaimed(A)
+    SavepointDir(place).delete(A, NAME)
+    assert SavepointDir(copy).metadata()
+    SavepointDir(copy).delete(B, NAME)
+    assert not copy.exists()
+
+
+def test_a_claim_holds_by_whatever_links_the_savepoint_is_reached(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(place)
+    SavepointDir(tmp_path / "link").claim(A, "/jobs/a")
+    with pytest.raises(SavepointClaimed):
+        SavepointDir(place).check_unclaimed(B)
+
+
+# -- durability -------------------------------------------------------------------------------------
+
+
+def test_a_finished_savepoint_survives_a_power_cut_with_all_new_directories(tmp_path, monkeypatch) -> None:
+    synced = Synced(monkeypatch)
+    root = tmp_path / "new" / "newer" / "savepoint"
+    SavepointDir(root).prepare()
+    file = write_file(root)
+    sync_folders(root, [file])
+    SavepointDir(root).finish(metadata(file))
+    assert synced.lost_below(tmp_path) == []
+
+
+def test_taken_files_survive_a_power_cut_with_all_new_directories(place, tmp_path, monkeypatch) -> None:
+    synced, folder = Synced(monkeypatch), tmp_path / "job" / "seeds" / "0"
+    files = SavepointDir(place).metadata().files
+    SavepointDir(place).take(files, folder)
+    sync_folders(folder, files)
+    assert synced.lost_below(tmp_path / "job") == []
+    assert tmp_path in synced
+    assert all(folder / file.path in synced for file in files)
 
 
 # -- small things -----------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from pyspark.sql.types import StructType
 
-from flinkish_spark.errors import CorruptObjectError, InputLostError, JobDirError
+from flinkish_spark.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
 from flinkish_spark.graph.beginning import Beginning
-from flinkish_spark.graph.planner import PlannedJob
+from flinkish_spark.graph.chains import read_by
+from flinkish_spark.graph.planner import PlannedJob, PlannedSink
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
@@ -24,9 +27,15 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.keyed_operator import OperatorFailed
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.state_codec import StateCodecError, decode_states, describe_state
-from flinkish_spark.savepoints.errors import RescaleRefused, SavepointMisfit, SavepointNotFound
+from flinkish_spark.savepoints.errors import (
+    RescaleRefused,
+    SavepointClaimed,
+    SavepointDamaged,
+    SavepointMisfit,
+    SavepointNotFound,
+)
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.rescale import Rescaling
+from flinkish_spark.savepoints.rescale import Rescaling, check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seed_source import SeedReader
 from flinkish_spark.savepoints.seeds import (
@@ -34,6 +43,8 @@ from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
     beginning_of,
     check_layout,
+    claimant,
+    lost_seed,
     recorded_layout,
     shuffle_partitions_of,
 )
@@ -209,6 +220,18 @@ def test_a_job_that_began_without_a_savepoint_stays_without(root, savepoint) -> 
     assert restore(root, None).check() == ""
 
 
+def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> None:
+    nothing = StructType([])
+
+    def sink(uid: str, stream: int) -> PlannedSink:
+        return PlannedSink(uid, None, stream, (), (), nothing, frozenset(), ())
+
+    copy = Chain("orders", (), ("copy",))
+    sinks = (sink("out", 0), sink("copy", 1), sink("more", 0))
+    planned = PlannedJob(None, sinks, (TOTALS, copy))
+    assert read_by(planned) == {TOTALS: ("out", "more"), copy: ("copy",)}
+
+
 # -- what the live lineage begins with --------------------------------------------------------------
 
 
@@ -283,6 +306,12 @@ def decision(lineage: int) -> Decision:
     )
 
 
+def keep(root) -> None:
+    """Confirm a checkpoint, as every start of the query does with the newest one."""
+    job_dir = JobDir(LocalStore(root))
+    SeedKeeper(root, beginning_of(job_dir, root), claimant(job_dir)).confirmed(decision(0))
+
+
 @pytest.mark.parametrize("claim", list(ClaimMode))
 def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_too(
     root, savepoint, claim
@@ -290,7 +319,7 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     # behaviour 65
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    keeper = SeedKeeper(root, beginning_of(job_dir, root))
+    keeper = SeedKeeper(root, beginning_of(job_dir, root), claimant(job_dir))
     keeper.confirmed(decision(0))
     keeper.confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
@@ -303,17 +332,127 @@ def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -
     job_dir = JobDir(LocalStore(root))
     beginning = beginning_of(job_dir, root)
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
-    SeedKeeper(root, later).confirmed(decision(2))
+    SeedKeeper(root, later, None).confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
 
 
-def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(root, savepoint) -> None:
+def test_a_later_savepoint_in_the_same_place_survives_every_start_of_the_job(root, savepoint) -> None:
+    """Behaviour 65: the job owns the one that it claimed, not the place."""
     restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
-    (savepoint / "claimed.json").unlink()
-    SavepointDir(savepoint).claim("/another/job")
-    job_dir = JobDir(LocalStore(root))
-    SeedKeeper(root, beginning_of(job_dir, root)).confirmed(decision(0))
+    whole = SavepointDir(savepoint).metadata()
+    keep(root)
+    SavepointDir(savepoint).prepare()
+    later = SavepointDir(savepoint).finish(
+        replace(whole, savepoint="c" * 32, checkpoint=CheckpointId(99), files=(write_file(savepoint),))
+    )
+    keep(root)
+    SavepointDir(savepoint).check_files(later.files)
+    assert SavepointDir(savepoint).metadata() == later
+
+
+def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(
+    root, savepoint, monkeypatch
+) -> None:
+    def refuse(self, job, savepoint):
+        raise StoreError("no")
+
+    restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(SavepointDir, "delete", refuse)
+        keep(root)
     assert SavepointDir(savepoint).metadata()
+    keep(root)
+    assert not savepoint.exists()
+
+
+def test_a_job_directory_that_was_moved_still_owns_what_it_claimed(root, savepoint) -> None:
+    restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
+    with pytest.raises(SavepointClaimed, match="belongs to another job"):
+        restore(root.parent / "another", savepoint).check()
+    moved = root.parent / "moved"
+    root.rename(moved)
+    keep(moved)
+    assert not savepoint.exists()
+
+
+def test_a_restore_that_was_cut_off_behind_its_claim_is_done_again(root, savepoint, monkeypatch) -> None:
+    def crash(self, files, folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SavepointDir, "take", crash)
+        with pytest.raises(KeyboardInterrupt):
+            restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
+    assert (savepoint / "claimed.json").exists()
+    assert restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2) == "a" * 32
+
+
+# -- beginning anew ---------------------------------------------------------------------------------
+
+
+def cancelled(root, savepoint, **settings) -> JobDir:
+    """A restored job behind its first checkpoint that was cancelled with DELETE_ON_CANCELLATION."""
+    restore(root, savepoint, **settings).prepare(2)
+    job_dir = JobDir(LocalStore(root))
+    job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
+    job_dir.create_decision(decision(0))
+    assert lost_seed(job_dir, root) is None
+    keep(root)
+    assert lost_seed(job_dir, root) is None
+    job_dir.store.delete("checkpoints/1/decision.json")
+    job_dir.create_decision(Decision(CheckpointId(2), Verdict.ABORT, OwnerEpoch(1), 5))
+    return job_dir
+
+
+def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_again(
+    root, savepoint
+) -> None:
+    job_dir = cancelled(root, savepoint)
+    seed = lost_seed(job_dir, root)
+    assert seed is not None and seed == job_dir.seed(Lineage(0))
+    assert restore(root, savepoint).check() == "a" * 32
+    # The check wrote nothing.
+    assert lost_seed(job_dir, root) == seed
+    assert restore(root, savepoint).prepare(2) == "a" * 32
+    assert lost_seed(job_dir, root) is None
+    (part,) = (reader := SeedReader(str(root / "seeds/0"), "totals", "totals")).partitions(
+        {"flinkish:seed": 0}, {"flinkish:seed": 1}
+    )
+    assert sum(batch.num_rows for batch in reader.read(part)) == 40
+
+
+@pytest.mark.parametrize("claim", list(ClaimMode))
+def test_a_job_without_checkpoints_and_without_its_savepoint_is_refused(root, savepoint, claim) -> None:
+    cancelled(root, savepoint, claim=claim)
+    if savepoint.exists():
+        with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+            restore(root, None).check()
+        assert "the savepoint that it was restored from" in caught.value.what_to_do
+        shutil.rmtree(savepoint)
+    with pytest.raises(JobDirError, match="DELETE_ON_CANCELLATION"):
+        restore(root, savepoint).check()
+
+
+def test_a_savepoint_that_is_needed_again_has_to_be_whole(root, savepoint) -> None:
+    cancelled(root, savepoint)
+    next(savepoint.glob("state/*/*")).unlink()
+    with pytest.raises(SavepointDamaged, match="no such file"):
+        restore(root, savepoint).check()
+
+
+def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
+    job_dir = begun(root)
+    file = write_file(root / "seeds/1")
+    chains = (SeededChain(TOTALS, AT_5, {"totals": "totals"}),)
+    job_dir.write_seed(Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 3, chains, files=(file,)))
+    job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(1), "", {}, RewindKind.RESEED))
+    # A checkpoint of before the rescale is not what the live lineage goes on from.
+    job_dir.create_decision(decision(0))
+    assert restore(root, None).check() == ""
+    (root / "seeds/1" / file.path).unlink()
+    with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+        restore(root, None).check()
+    assert caught.value.what_to_do.startswith("begin with a new job_dir")
 
 
 # -- the source -------------------------------------------------------------------------------------
@@ -487,11 +626,11 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
-    SeedKeeper(root, Beginning(after)).confirmed(decision(0))
+    SeedKeeper(root, Beginning(after), claimant(job_dir)).confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
-    SeedKeeper(root, Beginning(after)).confirmed(decision(1))
+    SeedKeeper(root, Beginning(after), claimant(job_dir)).confirmed(decision(1))
     assert not list((root / "seeds").rglob("*.parquet"))
 
 
@@ -500,3 +639,20 @@ def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:
     with pytest.raises(RescaleRefused, match="runs with 2 shuffle partitions and cannot change to 3"):
         rescaling(root, 3, Frame()).export(None, Lineage(1))
     assert job_dir.seed(Lineage(1)) is None
+
+
+def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
+    """A preflight asks the same question as the recovery."""
+
+    def check(wanted: int, source: Source) -> None:
+        check_rescale(JobDir(LocalStore(root)), root, [SourceNode("ticks", source)], wanted)
+
+    check(3, Frame())
+    begun(root)
+    before = sorted(root.rglob("*"))
+    check(2, Frame())
+    check(3, Topic())
+    with pytest.raises(RescaleRefused, match="2 shuffle partitions and cannot change to 3") as caught:
+        check(3, Frame())
+    assert caught.value.facts["uid"] == "ticks"
+    assert sorted(root.rglob("*")) == before
