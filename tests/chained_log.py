@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.chaining.cut_plan import Offer, View, plan_micro_batch
-from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, CutState, flat
+from flinkish_spark.chaining.cut_plan import plan_micro_batch
+from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, Cut, CutPhase, CutState, flat
+from flinkish_spark.chaining.cut_view import Offer, View
 from flinkish_spark.chaining.cuts import UpstreamCut, upstream_cut
 from flinkish_spark.drop_in import offset_plan
 from flinkish_spark.kafka.answers import Place
@@ -84,7 +85,15 @@ class Drawn:
 
 
 class Chained:
-    """A chained job over a log. Its whole state is the text of an offset, as in Spark's log."""
+    """A chained job over a log. Its whole state is the text of an offset, as in Spark's log.
+
+    Parameters
+    ----------
+    start
+        Offsets at which it begins, by partition; 0 for others.
+    behind
+        The upstream checkpoint whose cut is right there, as if it had come to it before; None for none.
+    """
 
     def __init__(
         self,
@@ -92,13 +101,19 @@ class Chained:
         mode: AlignmentMode = AlignmentMode.ALIGNED,
         timeout_ms: int | None = None,
         start: Mapping[int, int] | None = None,
+        behind: int | None = None,
     ) -> None:
         self.log, self.settings = log, AlignmentSettings(mode, alignment_timeout_ms=timeout_ms)
         begin = {place: (start or {}).get(place[1], 0) for place in log.places}
         state = replace(CutState.at_beginning(begin, self.settings), job=JOB)
+        if behind is not None:
+            cut = CheckpointId(behind)
+            gate = replace(state.gate, newest=cut)
+            state = replace(state, gate=gate, cut=Cut(cut, CutPhase.TAKEN), passed=dict.fromkeys(begin, cut))
         self.offset = self._text(begin, 0, state)
         self.offer = Offer(CheckpointId(0))
         self.now_ms = 0
+        self.start = dict(start or {})
         self.delivered: list[list[str]] = [[] for _ in log.lines]
         self.drawn: list[Drawn] = []
         self.skipped: list[int] = []
@@ -140,6 +155,12 @@ class Chained:
                 return self
         raise AssertionError(f"there is no end: {self.offset}")
 
+    def without_cuts(self) -> Chained:
+        """Stand where a job stands that has not looked for cuts so far."""
+        begin, drawn, _ = self.parsed()
+        self.offset = self._text(begin, drawn, replace(CutState.somewhere(begin, self.settings), job=JOB))
+        return self
+
     def restart(self) -> Chained:
         """Let another process plan from here on."""
         self._is_replaying = True
@@ -150,7 +171,7 @@ class Chained:
         self.offset = drawn.offset
         self.delivered = [[] for _ in self.log.lines]
         for (_, p), end in drawn.positions.items():
-            self.delivered[p] = self.log.records(p, 0, end)
+            self.delivered[p] = self.log.records(p, self.start.get(p, 0), end)
         return self.restart()
 
     # -- what it shows --------------------------------------------------------------------------

@@ -8,14 +8,19 @@ Pure: everything comes in as a value, and the same values give the same plan. Ru
 3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a
    checkpoint of this job has been drawn exactly there. That takes one that its coordinator offers.
 4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
-   partitions go on to their barriers, so what has to be kept as channel state only gets less.
+   partitions go on to their barriers, so what has to be kept as channel state only gets less. What an
+   unaligned cut claims of a partition is that its barrier lies ahead, so that must be known: the
+   first cut is aligned, since a source may begin, or begin to look for barriers, behind some of them.
 5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at
    the same cut; before anything was read, at the beginning. So a job whose upstream rests can still
    take checkpoints and be stopped.
 6. A partition that was added is read only when a cut that holds it is next: what it holds was
    written behind every barrier that it has not got.
-7. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound
-   the rest up to the cut is read in one go, or not before its barriers are there.
+7. A checkpoint whose barrier is missing in a partition has no cut: it is given up as soon as that
+   shows, by a newer barrier or by the number of partitions that the checkpoint has.
+8. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound
+   the rest up to the cut is read in one go, or not before its barriers are there. What is left of a
+   cut that was drawn unaligned is read all the same, so that the source comes to rest there.
 """
 
 from __future__ import annotations
@@ -23,18 +28,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from flinkish_spark.chaining.cut_gate import delivered, in_mode, without_time
 from flinkish_spark.chaining.cut_state import Cut, CutPhase, CutState, channel_of, place_of
+from flinkish_spark.chaining.cut_view import View, covered, next_barrier
 from flinkish_spark.drop_in.offset_plan import limited
 from flinkish_spark.kafka.answers import Place
-from flinkish_spark.kafka.barrier_scan import Scanned, SeenBarrier
+from flinkish_spark.kafka.barrier_scan import Scanned
 from flinkish_spark.protocol.gate import InputGate
 from flinkish_spark.protocol.gate_values import (
     Aborted,
     AlignmentComplete,
     AlignmentMode,
     AlignmentSettings,
-    BarrierKind,
-    CheckpointBarrier,
     Effect,
     NewChannel,
     TakeCheckpoint,
@@ -43,54 +48,6 @@ from flinkish_spark.protocol.ids import CheckpointId
 
 #: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
 MOST_MICRO_BATCHES = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The newest checkpoint that this job's coordinator offers."""
-
-    checkpoint: CheckpointId
-    kind: BarrierKind = BarrierKind.CHECKPOINT
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a plan is made from, beside the state.
-
-    Parameters
-    ----------
-    begin
-        Where each partition is; with partitions that were added at their first offset.
-    ahead
-        What lies ahead of that.
-    drawn
-        This job's newest checkpoint whose barrier is in a micro-batch.
-    offer
-        The newest one that is offered.
-    most
-        Offsets that a micro-batch reads at most; None for no limit.
-    held
-        Partitions that must not be read now, for the caller's own reasons.
-    now_ms
-        Wall clock.
-    """
-
-    begin: Mapping[Place, int]
-    ahead: Mapping[Place, Scanned]
-    drawn: CheckpointId
-    offer: Offer
-    now_ms: int
-    most: int | None = None
-    held: frozenset[Place] = frozenset()
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether a checkpoint waits to be drawn."""
-        return self.offer.checkpoint > self.drawn
-
-    def partitions(self, topic: str) -> int:
-        """Return how many partitions of a topic are known."""
-        return sum(name == topic for name, _ in self.begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +77,13 @@ def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -
 
     Called by the planner of the source each time Spark asks for the latest offset.
     """
-    state = replace(state, gate=_with_new_partitions(state.gate, view, settings))
+    state, given_up = in_mode(state, view, settings)
+    state = _with_new_partitions(state, view, settings)
     end = _end(state, view, settings)
-    gate, effects = _delivered(state.gate, view, end, settings)
+    gate, effects = delivered(state, view, end, settings)
     after = _moved(replace(state, gate=gate), view, end)
-    after, skipped = _at_new_cut(after, view, end, effects)
-    is_drawn = view.is_offered and (_is_reached(after) or after.stands_at_cut)
+    after, skipped = _at_new_cut(after, view, end, [*given_up, *effects])
+    is_drawn = view.is_offered and (after.is_reached or after.stands_at_cut)
     if is_drawn:
         cut = None if after.cut is None else replace(after.cut, phase=CutPhase.TAKEN)
         after = replace(after, cut=cut, micro_batches=0)
@@ -136,30 +94,25 @@ def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -
     return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
 
 
-def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
-    """Return the next barrier that means something to the gate; late ones are passed over."""
-    pending = {alignment.checkpoint for alignment in gate.pending}
-    wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
-    return next(wanted, None)
-
-
 # -- partitions that were added ---------------------------------------------------------------------
 
 
-def _with_new_partitions(gate: InputGate, view: View, settings: AlignmentSettings) -> InputGate:
+def _with_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
     """Let partitions take part as soon as the cut that is next holds them."""
+    gate, resting = state.gate, set(state.resting)
     outside = [place for place in sorted(view.begin) if channel_of(place) not in gate.channels]
     if not outside:
-        return gate
+        return state
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     target = _target(gate, view)
     awaits = target in {alignment.checkpoint for alignment in gate.pending}
     stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
-    gate = replace(gate, settings=_without_time(settings))
+    gate = replace(gate, settings=without_time(settings))
     for place in outside:
-        if counts or (target is not None and place[1] < _covered(target, place[0], view)):
+        if counts or (target is not None and place[1] < covered(target, place[0], view)):
             gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
-    return gate
+            resting.add(place)
+    return replace(state, gate=gate, resting=frozenset(resting))
 
 
 def _target(gate: InputGate, view: View) -> CheckpointId | None:
@@ -172,26 +125,31 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
     return min(newer, default=None)
 
 
-def _covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
-    """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
-    barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
-    return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
-
-
 # -- how far ----------------------------------------------------------------------------------------
 
 
 def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
     caps = {place: _cap(place, state, view, settings) for place in view.begin}
     if state.micro_batches >= MOST_MICRO_BATCHES:
-        return caps if _cut_is_visible(state, view, caps) else dict(view.begin)
+        return caps if _cut_is_visible(state, view, caps) else _at_rest(state, view)
     return caps if view.most is None else limited(view.begin, caps, view.most)
+
+
+def _at_rest(state: CutState, view: View) -> dict[Place, int]:
+    """Return where partitions are once they have passed their barriers of the newest cut, if it is there."""
+    end = dict(view.begin)
+    for place, begin in view.begin.items():
+        if state.cut is not None and place not in view.held and not _is_held(place, state.gate):
+            seen = view.ahead[place].barriers
+            barriers = (s.offset + 1 for s in seen if s.mark.checkpoint == state.cut.checkpoint)
+            end[place] = next(barriers, begin)
+    return end
 
 
 def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     begin, ahead = view.begin[place], view.ahead[place]
-    is_waiting = _is_reached(state) and not counts
+    is_waiting = state.is_reached and not counts
     if is_waiting or place in view.held or _is_held(place, state.gate):
         return begin
     ends = [ahead.end]
@@ -212,49 +170,15 @@ def _is_held(place: Place, gate: InputGate) -> bool:
 def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> bool:
     """Return whether `caps` lie behind the barriers of all partitions that the next cut still awaits."""
     gate = state.gate
-    awaited = [p for p in view.begin if p not in view.held and not _is_held(p, gate)]
+    awaited = [place for place in view.begin if not _is_held(place, gate)]
     if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE and gate.pending:
         awaited = [place_of(channel) for channel in gate.pending[0].awaited]
-    barriers = {place: next_barrier(gate, view.ahead[place]) for place in awaited}
+    # While the channel state is replayed others are held, and come to their barriers later.
+    barriers = {p: next_barrier(gate, view.ahead[p]) for p in awaited if p not in view.held}
     return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
 
 
 # -- what the gate says -----------------------------------------------------------------------------
-
-
-def _without_time(settings: AlignmentSettings) -> AlignmentSettings:
-    """Return settings under which no checkpoint turns unaligned by itself."""
-    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
-    return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
-
-
-def _delivered(
-    gate: InputGate, view: View, end: Mapping[Place, int], settings: AlignmentSettings
-) -> tuple[InputGate, list[Effect]]:
-    """Let everything up to `end` go through the gate, and then the time."""
-    gate = replace(gate, settings=_without_time(settings))
-    effects: list[Effect] = []
-
-    def note(step: tuple[InputGate, tuple[Effect, ...]]) -> None:
-        nonlocal gate
-        gate = step[0]
-        effects.extend(step[1])
-
-    moved = [place for place in sorted(end) if end[place] > view.begin[place]]
-    passing = {p: [s for s in view.ahead[p].barriers if s.offset < end[p]] for p in moved}
-    # Partitions go on together: all records in front of barriers come before the first barrier.
-    for place in moved:
-        upto = passing[place][0].offset if passing[place] else end[place]
-        note(gate.on_records(channel_of(place), upto, view.now_ms))
-    for place in moved:
-        for seen in passing[place]:
-            barrier = CheckpointBarrier(seen.mark.checkpoint, seen.mark.written_at_ms)
-            note(gate.on_barrier(channel_of(place), barrier, seen.offset, view.now_ms))
-        if gate.channels[channel_of(place)] < end[place]:
-            note(gate.on_records(channel_of(place), end[place], view.now_ms))
-    if view.is_offered and view.offer.kind is BarrierKind.CHECKPOINT:
-        note(replace(gate, settings=settings).on_time(view.now_ms))
-    return replace(gate, settings=settings), effects
 
 
 def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
@@ -296,10 +220,10 @@ def _at_new_cut(
     """Return the state at the newest cut among `effects`, and the cuts that were given up."""
     skipped = [e.checkpoint for e in effects if isinstance(e, Aborted)]
     # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
-    before = None if state.cut is None or _is_reached(state) else state.cut.checkpoint
+    before = None if state.cut is None or state.is_reached else state.cut.checkpoint
     for effect in effects:
         if isinstance(effect, TakeCheckpoint):
-            if _is_reached(state) and state.cut is not None:
+            if state.is_reached and state.cut is not None:
                 skipped.append(state.cut.checkpoint)
             state = _with_cut(state, effect, view, end)
     state = _with_times(state, effects)
@@ -329,7 +253,3 @@ def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
             start_ms, took_ms = effect.stats.start_delay_ms, effect.stats.alignment_duration_ms
             cut = replace(cut, start_delay_ms=start_ms, alignment_ms=took_ms)
     return replace(state, cut=cut)
-
-
-def _is_reached(state: CutState) -> bool:
-    return state.cut is not None and state.cut.phase is CutPhase.REACHED

@@ -108,6 +108,11 @@ class CutState:
         return cls(_gate_at(positions, settings))
 
     @property
+    def is_reached(self) -> bool:
+        """Whether the newest cut waits for a checkpoint of this job."""
+        return self.cut is not None and self.cut.phase is CutPhase.REACHED
+
+    @property
     def stands_at_cut(self) -> bool:
         """Whether everything read so far is exactly what the newest cut holds, or nothing at all.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flinkish_spark.chaining.cut_plan import View, next_barrier
-from flinkish_spark.chaining.cut_state import CutPhase, CutState, channel_of, place_of
+from flinkish_spark.chaining.cut_gate import turns_unaligned_at_ms
+from flinkish_spark.chaining.cut_plan import MOST_MICRO_BATCHES
+from flinkish_spark.chaining.cut_state import CutState, channel_of, place_of
+from flinkish_spark.chaining.cut_view import View, next_barrier
 from flinkish_spark.chaining.status import AlignmentStatus
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.protocol.gate import InputGate
+from flinkish_spark.protocol.gate_pending import AlignmentPhase
 
 
 def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
@@ -21,26 +24,40 @@ def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
     topics
         What the source reads, for the text.
     """
-    gate, cut = state.gate, state.cut
-    if cut is not None and cut.phase is CutPhase.REACHED:
+    gate, cut, drawn = state.gate, state.cut, int(view.drawn)
+    if cut is not None and state.is_reached:
         text = f"stands at upstream checkpoint {cut.checkpoint} and waits for a checkpoint of this job"
-        return AlignmentStatus(not view.is_offered, text)
-    if gate.blocked:
-        at_ms = gate.turns_unaligned_at_ms
-        could_draw = at_ms is not None and view.now_ms >= at_ms and not view.is_offered
-        return AlignmentStatus(could_draw, _aligning(gate, view))
+        return AlignmentStatus(not view.is_offered, text, int(cut.checkpoint), drawn)
+    at_ms = turns_unaligned_at_ms(state, view)
+    if gate.blocked and at_ms is not None and view.now_ms >= at_ms and not view.is_offered:
+        return AlignmentStatus(True, _aligning(gate, view), int(gate.pending[-1].checkpoint), drawn)
+    return AlignmentStatus(False, _text(state, view, topics), None, drawn)
+
+
+def _text(state: CutState, view: View, topics: str) -> str:
+    """Return what is to be said of a source that can do nothing with a checkpoint now."""
+    gate, cut = state.gate, state.cut
+    if any(alignment.phase is not AlignmentPhase.COLLECTING for alignment in gate.pending):
+        return _aligning(gate, view)
     if state.stands_at_cut:
         where = "the beginning" if cut is None else f"upstream checkpoint {cut.checkpoint}"
-        return AlignmentStatus(False, f"stands at {where}; nothing new is there")
+        return f"stands at {where}; nothing new is there"
     if state.job is None:
-        text = (
+        return (
             f"has read records of {topics} and has seen no barrier record yet. The upstream job's Kafka "
             "sink needs barriers=BarrierRecords.EACH_CHECKPOINT; without barrier records this job can "
             "take no checkpoint: leave aligned_with out then"
         )
-        return AlignmentStatus(False, text)
-    behind = "" if cut is None else f" behind {cut.checkpoint}"
-    return AlignmentStatus(False, f"reads on to the next upstream checkpoint{behind}")
+    if state.micro_batches >= MOST_MICRO_BATCHES:
+        return (
+            f"has read {state.micro_batches} micro-batches since the last checkpoint of this job and waits "
+            "until the barriers of the next upstream checkpoint are visible"
+        )
+    if cut is None:
+        return "reads on to the first upstream checkpoint whose barriers it finds in all partitions"
+    if view.held:
+        return f"reads the channel state of upstream checkpoint {cut.checkpoint} first"
+    return f"reads on to the next upstream checkpoint behind {cut.checkpoint}"
 
 
 def _aligning(gate: InputGate, view: View) -> str:

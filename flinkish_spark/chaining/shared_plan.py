@@ -26,7 +26,8 @@ class SharedPlan:
     Parameters
     ----------
     path
-        A file that all scans see. Not durable: what counts is the offset that Spark logs.
+        A file that all scans of one start of the query see, and no other start. Not durable: what
+        counts is the offset that Spark logs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,8 +48,7 @@ class SharedPlan:
         if known is not None and is_planned:
             end: Offset = known["end"]
             return end
-        # What an earlier start of the query left is overwritten in the first round.
-        if known is not None and known["round"] >= self._round > 1:
+        if known is not None and known["round"] >= self._round:
             raise InternalError(
                 "two scans of a chained source are not at the same place",
                 why=f"one is in round {known['round']}, another in round {self._round}",
@@ -65,6 +65,8 @@ class SharedPlan:
         return known
 
     def _write(self, content: dict[str, Any]) -> None:
+        # Where the job began with a savepoint nobody else may have made the folder yet.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(content), encoding="utf-8")
         os.replace(temporary, self._path)

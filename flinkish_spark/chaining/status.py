@@ -23,10 +23,16 @@ class AlignmentStatus:
         Whether it can go on only with a checkpoint of this job, or could draw one now.
     text
         What it waits for; for the reason of a checkpoint that expires, and for people.
+    cut
+        The upstream checkpoint at which it wants one; None where it wants none.
+    drawn
+        This job's newest checkpoint whose barrier it has put into a micro-batch; 0 before the first.
     """
 
     wants_checkpoint: bool
     text: str
+    cut: int | None = None
+    drawn: int = 0
 
 
 def status_path(control_path: str) -> Path:
@@ -37,6 +43,7 @@ def status_path(control_path: str) -> Path:
 def write_status(control_path: str, status: AlignmentStatus) -> None:
     """Replace the status; called by the planner when it changes."""
     path = status_path(control_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".alignment-tmp")
     temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
     os.replace(temporary, path)

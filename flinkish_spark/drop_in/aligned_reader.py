@@ -14,8 +14,9 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from flinkish_spark.chaining.cut_plan import Offer, Planned, View, plan_micro_batch
-from flinkish_spark.chaining.cut_state import CutState
+from flinkish_spark.chaining.cut_plan import Planned, plan_micro_batch
+from flinkish_spark.chaining.cut_state import CutState, place_of
+from flinkish_spark.chaining.cut_view import Offer, View
 from flinkish_spark.chaining.describing import described
 from flinkish_spark.chaining.look_ahead import LookAhead, Passed, Scan
 from flinkish_spark.chaining.shared_plan import SharedPlan
@@ -75,10 +76,18 @@ class AlignedStreamReader(KafkaStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         """Return where the job began, with nothing read yet, or what its seed says."""
         first = super().initialOffset()
-        if self._options.upstream_start:
-            return {**first, **json.loads(self._options.upstream_start)}
         positions, _ = parsed_offset(first)
-        return {**first, **CutState.at_beginning(positions, self._settings).to_json(positions)}
+        return {**first, **self._state_at_first(positions).to_json(positions)}
+
+    def _state_at_first(self, positions: Mapping[Place, int]) -> CutState:
+        # The channels are those of the seed's position: what was added since waits for its turn.
+        seeded = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
+        if seeded is None:
+            return CutState.at_beginning(positions, self._settings)
+        if not {place_of(channel) for channel in seeded.gate.channels} <= positions.keys():
+            # A topic is read no more, so what was read is no cut of what is read.
+            return CutState.somewhere(positions, self._settings)
+        return seeded
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if nothing is to be run now.

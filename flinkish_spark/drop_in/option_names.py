@@ -53,7 +53,7 @@ CONTROL_PATH = "flinkish.control.path"
 FIRST_OFFSETS = "flinkish.first.offsets"
 #: The same: the upstream job whose checkpoints the source follows, see `chaining/upstream.py`.
 UPSTREAM = "flinkish.upstream"
-#: The same: what a seeded job begins with, beside the offsets.
+#: The same: the position that a seeded job begins with, and between which cuts that is.
 UPSTREAM_START = "flinkish.upstream.start"
 
 _REFUSED = {

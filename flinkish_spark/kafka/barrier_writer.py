@@ -67,7 +67,7 @@ class BarrierWriter:
         self._pool, self._clock = pool, clock
         self._previous: CheckpointId | None = None
         with pool.wire(connection) as wire:
-            self._key = BARRIER_KEY if _is_compacted(wire, topic) else None
+            self._key = BARRIER_KEY if is_compacted(wire, topic) else None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
         """Write one barrier record into every partition that the topic has now, and leave it open.
@@ -116,8 +116,11 @@ class BarrierWriter:
         return found[self._topic].partitions
 
 
-def _is_compacted(wire: KafkaWire, topic: str) -> bool:
-    """Return whether the topic refuses records without key; not, where its settings are hidden."""
+def is_compacted(wire: KafkaWire, topic: str) -> bool:
+    """Return whether a topic keeps only the newest record of a key, and refuses records without one.
+
+    False where its settings are hidden.
+    """
 
     def read(admin: Any) -> str:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_POLICY: None})

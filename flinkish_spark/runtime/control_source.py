@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.chaining.status import AlignmentStatus, read_status
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 
 FORMAT_NAME = "flinkish-control"
 #: Key of the checkpoint id in the offset; no Kafka topic can have this name.
 OFFSET_KEY = "flinkish:checkpoint"
 _SCHEMA = "checkpoint BIGINT"
+#: Names of the files of one start: the control file and what lies beside it.
+_OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
@@ -36,6 +39,30 @@ class ControlFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._on_offer: CheckpointId | None = None
+
+    @classmethod
+    def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
+        """Return the file of one start of the query, and delete what other starts left in `folder`.
+
+        An id that was offered before may be sealed with ABORT, and what scans agreed on before means
+        nothing now. The names are new for every start: a Python process of Spark's may outlive the
+        query that it belonged to, and then reads and writes beside the new query's files.
+
+        Parameters
+        ----------
+        folder
+            Of the job; folders in it are left alone.
+        start
+            Which start of the query it is under this epoch; no two have one number.
+        """
+        # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
+        for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
+            owner = _OF_A_START.match(left.name)
+            # A newer owner's files stay: this one may have been deposed and not know it yet.
+            if owner is not None and int(owner[1]) <= int(epoch) and left.is_file():
+                left.unlink(missing_ok=True)
+        return cls(folder / f"{epoch}-{start}.json")
 
     def offer(
         self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
@@ -46,6 +73,21 @@ class ControlFile:
         content = {"checkpoint": int(checkpoint), "purpose": purpose.value}
         temporary.write_text(json.dumps(content), encoding="utf-8")
         os.replace(temporary, self.path)
+        self._on_offer = checkpoint
+
+    def withdraw(self, checkpoint: CheckpointId) -> bool:
+        """Take an offer back, so that no source draws an id that is dead.
+
+        Returns
+        -------
+        bool
+            Whether it was on offer. It may have been drawn all the same.
+        """
+        if self._on_offer != checkpoint:
+            return False
+        self.path.unlink(missing_ok=True)
+        self._on_offer = None
+        return True
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""

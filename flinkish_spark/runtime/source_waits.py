@@ -6,25 +6,82 @@ waits for the source to come to one.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from flinkish_spark.clock import Clock
 from flinkish_spark.protocol.coordination import Abort, Coordination
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime.control_source import ControlFile
 
-
-def source_wants_checkpoint(control: ControlFile, state: Coordination) -> bool:
-    """Return whether to ask for a checkpoint that the source waits for, and nobody has asked for."""
-    if state.barrier_on_its_way or state.queue.holds(CheckpointPurpose.FOLLOW_UP):
-        return False
-    status = control.source_status()
-    return status is not None and status.wants_checkpoint
+#: Least time between two checkpoints that are asked for at one cut, or behind a failure.
+_LEAST_PAUSE_MS = 1_000
 
 
-def explained(effect: Abort, control: ControlFile) -> Abort:
-    """Return the effect; if the checkpoint expired, with what its source was waiting for."""
-    status = control.source_status()
-    if effect.reason is not CheckpointFailureReason.EXPIRED or status is None:
-        return effect
-    return replace(effect, text=f"{effect.text}; the source {status.text}")
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When a checkpoint was last asked for, and at which upstream checkpoint the source stood."""
+
+    cut: int | None
+    at_ms: int
+
+
+class SourceWaits:
+    """Asks for the checkpoints that a chained source waits for; of one coordinator, in its thread.
+
+    At a cut one checkpoint is asked for at once. What comes of it may be nothing: a hook fails, the
+    store refuses, the request is turned away. Then, and behind any checkpoint that was aborted, the
+    source has to wait as long as the timer would, so that what fails is left in peace.
+
+    Parameters
+    ----------
+    control
+        What is on offer, and what the source says.
+    state
+        The checkpoints in flight and the requests.
+    interval_ms
+        From one periodic trigger to the next.
+    """
+
+    def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
+        self._control, self._state, self._clock = control, state, clock
+        self._pause_ms = max(interval_ms, _LEAST_PAUSE_MS)
+        self._asked: _Asked | None = None
+        self._aborted_at_ms: int | None = None
+
+    def must_ask(self) -> bool:
+        """Return whether to ask for a checkpoint now. If so, it counts as asked for."""
+        state = self._state
+        if state.barrier_on_its_way or state.queue.holds(CheckpointPurpose.FOLLOW_UP):
+            return False
+        status = self._control.source_status()
+        if status is None or not status.wants_checkpoint:
+            return False
+        now_ms, asked = self._clock.monotonic_ms(), self._asked
+        if asked is not None and asked.cut == status.cut and now_ms - asked.at_ms < self._pause_ms:
+            return False
+        if self._aborted_at_ms is not None and now_ms - self._aborted_at_ms < self._pause_ms:
+            return False
+        self._asked = _Asked(status.cut, now_ms)
+        return True
+
+    def aborted(self, effect: Abort) -> Abort:
+        """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut.
+
+        Returns
+        -------
+        Abort
+            The effect; if the checkpoint expired before the source drew it, with what that waited for.
+        """
+        self._aborted_at_ms = self._clock.monotonic_ms()
+        was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()
+        if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered or status is None:
+            return effect
+        if status.drawn >= int(effect.checkpoint):
+            # Its barrier is in a micro-batch: what is missing is said by the effect.
+            return effect
+        waited = status.text
+        if status.wants_checkpoint:
+            # It said so before it saw the offer.
+            waited += ", and was not asked for input since it is on offer: a micro-batch has not ended"
+        return replace(effect, text=f"{effect.text}; the source {waited}")

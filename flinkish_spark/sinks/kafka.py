@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.shim import stage_kafka
-from flinkish_spark.config import require_positive
+from flinkish_spark.config import CheckpointingMode, require_positive
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
@@ -140,6 +140,7 @@ class KafkaSink(Sink):
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse unknown topics and columns, timeouts that do not fit, and missing rights."""
         self._check_columns(context)
+        self._check_barriers(context)
         if not self.needs_shim:
             ProducerSettings.of(self.producer)
         least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
@@ -158,6 +159,16 @@ class KafkaSink(Sink):
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
             admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
+
+    def _check_barriers(self, context: SinkContext) -> None:
+        counts = context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE
+        if counts and self.barriers is BarrierRecords.EACH_CHECKPOINT:
+            raise ConfigError(
+                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
+                "CheckpointingMode.AT_LEAST_ONCE",
+                why="then a branch may stage records of a checkpoint behind the barrier record of it",
+                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
+            )
 
     def _check_columns(self, context: SinkContext) -> None:
         wanted = [("key", self.key)] if self.key else []

@@ -287,7 +287,7 @@ class KafkaSource(StartsAtOffsets):
 
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse brokers that do not answer and topics that do not exist."""
+        """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
         wanted = list(self.topics)
         if isinstance(self.value, Json) and isinstance(self.value.on_bad_record, DeadLetter):
             if self.value.on_bad_record.topic in self.topics:
@@ -301,6 +301,7 @@ class KafkaSource(StartsAtOffsets):
         missing = [t for t in wanted if t not in found]
         if missing:
             raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+        kafka_upstream.check_policies(self.aligned_with, self.connection, self.topics)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""

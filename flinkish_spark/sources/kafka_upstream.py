@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, UPSTREAM_KEY
+from flinkish_spark.chaining.cut_state import UPSTREAM_KEY
 from flinkish_spark.drop_in import option_names as names
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.kafka.barrier_writer import is_compacted
+from flinkish_spark.kafka.options import KafkaConnection
+from flinkish_spark.kafka.wire_pool import WIRES, WirePool
+from flinkish_spark.protocol.gate_values import AlignmentMode
 
 if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
@@ -49,6 +54,24 @@ def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
         )
 
 
+def check_policies(
+    upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str], pool: WirePool = WIRES
+) -> None:
+    """Refuse to draw cuts ahead of barriers in topics that lose them; called by the preflight."""
+    if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
+        return
+    with pool.wire(connection) as wire:
+        compacted = next((topic for topic in topics if is_compacted(wire, topic)), None)
+    if compacted is not None:
+        raise ConfigError(
+            f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",
+            why="compaction may remove a barrier record after the checkpoint was drawn ahead of it, which "
+            "then names a cut that is none",
+            what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
+            topic=compacted,
+        )
+
+
 def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
     """Return the options of the Python reader that make it follow the upstream job.
 
@@ -59,7 +82,7 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
     """
     if upstream is None:
         return {}
-    position = {} if start is None else start.position
-    state = {k: v for k, v in position.items() if k in (UPSTREAM_KEY, CHANNEL_STATE_KEY)}
-    more = {names.UPSTREAM_START: json.dumps(state)} if state else {}
-    return {names.UPSTREAM: upstream.to_option(), **more}
+    options = {names.UPSTREAM: upstream.to_option()}
+    if start is not None and UPSTREAM_KEY in start.position:
+        options[names.UPSTREAM_START] = json.dumps(start.position)
+    return options

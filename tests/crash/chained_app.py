@@ -45,8 +45,9 @@ def main() -> None:
         session(args),
         job=args.role,
         job_dir=str(args.directory / args.role),
-        # The upstream job's checkpoints set the pace: the chained job's wait for them.
-        checkpoint=CheckpointConfig(interval_ms=1_500 if args.role == "upstream" else 300, retained=100_000),
+        # Every upstream checkpoint is one of the chained job, which must keep pace, and gets it in one
+        # micro-batch if a checkpoint is on offer by then.
+        checkpoint=CheckpointConfig(interval_ms=3_000 if args.role == "upstream" else 300, retained=100_000),
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
     )
     if args.role == "upstream":

@@ -202,14 +202,23 @@ class ChainRun:
         return len(list((self._directory / role / "checkpoints").glob("*/receipt.json")))
 
     # -- counting -------------------------------------------------------------------------------
+    def _stop(self, role: str) -> None:
+        if self._jobs[role].terminate(_PATIENCE_S) != 0:
+            raise self._jobs[role].failed("was stopped gracefully and ended otherwise")
+        self._jobs[role].reap()
+
     def _finish(self, servers: str, sent: int) -> ChainOutcome:
+        # The upstream job first: what it has read is in its last checkpoint, and no cut comes any more.
+        received = self._patiently(
+            UPSTREAM, lambda: len(Topic.read(servers, MIDDLE).content) >= sent, "pass all on"
+        )
+        for _ in received:
+            time.sleep(0.5)
+        self._stop(UPSTREAM)
         done = self._patiently(CHAINED, lambda: len(Topic.read(servers, OUT).content) >= sent, "read all")
         for _ in done:
             time.sleep(0.5)
-        for role in (UPSTREAM, CHAINED):
-            if self._jobs[role].terminate(_PATIENCE_S) != 0:
-                raise self._jobs[role].failed("was stopped gracefully and ended otherwise")
-            self._jobs[role].reap()
+        self._stop(CHAINED)
         expected = Counter(range(sent))
         found = [Topic.read(servers, topic).content for topic in (MIDDLE, OUT)]
         chain = chain_in(self._directory, servers)

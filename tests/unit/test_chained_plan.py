@@ -17,7 +17,7 @@ SAVEPOINT = BarrierKind.SAVEPOINT
 def at_first_barrier(log: Log, mode: AlignmentMode, upto: int = 1, timeout_ms: int | None = None) -> Chained:
     """A job whose partition 0 is behind its barrier at offset 1, and partition 1 only at `upto`."""
     log.visible = [2, upto]
-    job = Chained(log, mode, timeout_ms).run()
+    job = Chained(log, mode, timeout_ms, behind=0).run()
     assert job.at == [2, upto]
     log.visible = [len(line) for line in log.lines]
     return job
@@ -287,7 +287,7 @@ def test_a_crash_while_replaying_goes_on_replaying() -> None:
 def test_the_end_of_channel_state_may_be_out_of_sight() -> None:
     log = Log.of("a |1 b |2", "c d |1 e |2")
     log.visible = [4, 1]
-    job = Chained(log, UNALIGNED).offers(1).run()
+    job = Chained(log, UNALIGNED, behind=0).offers(1).run()
     assert [d.upstream for d in job.drawn] == [1]
     assert job.drawn[0].cut is not None
     assert job.drawn[0].cut.channel_state == {("t", 1): (1, None)}
@@ -308,7 +308,7 @@ def test_the_end_of_channel_state_may_be_out_of_sight() -> None:
 def test_the_end_of_channel_state_comes_into_sight() -> None:
     log = Log.of("a |1 b", "c d e |1")
     log.visible = [3, 1]
-    job = Chained(log, UNALIGNED).offers(1).run()
+    job = Chained(log, UNALIGNED, behind=0).offers(1).run()
     assert job.channel_state == {1: (1, None)}
     log.visible = [3, 4]
     job.step(most=1)
@@ -346,7 +346,7 @@ def test_a_savepoint_is_aligned_always() -> None:
 
 def test_the_next_unaligned_checkpoint_takes_over_what_is_left() -> None:
     log = Log.of("|1 a |2 b", "c d e |1 f |2")
-    job = Chained(log, UNALIGNED).offers(1)
+    job = Chained(log, UNALIGNED, behind=0).offers(1)
     job.step(most=2)
     assert job.channel_state == {1: (1, 3)}
     job.offers(2)
@@ -361,13 +361,175 @@ def test_the_next_unaligned_checkpoint_takes_over_what_is_left() -> None:
 
 
 def test_a_job_rests_at_an_unaligned_cut_once_all_partitions_are_there() -> None:
-    job = Chained(Log.of("a |1", "c d |1"), UNALIGNED).offers(1)
+    job = Chained(Log.of("a |1", "c d |1"), UNALIGNED, behind=0).offers(1)
     job.step(most=2)
     job.run()
     job.offers(2).run()
     assert [(d.checkpoint, d.upstream) for d in job.drawn] == [(1, 1), (2, 1)]
     assert job.drawn[1].cut is not None
     assert not job.drawn[1].cut.channel_state
+
+
+# -- what unaligned must not name ---------------------------------------------------------------------
+
+
+def test_the_first_cut_is_aligned() -> None:
+    """A source may begin behind some of the barriers: nothing says that the others are still ahead."""
+    job = Chained(Log.of("a |1 b |2", "c d e |1 f g h i |2"), UNALIGNED).offers(1)
+    while not job.drawn:
+        assert job.step(most=1)
+    assert (job.at, job.channel_state) == ([2, 4], {})
+    job.offers(2)
+    while len(job.drawn) < 2:
+        assert job.step(most=1)
+    assert job.at[0] == 4
+    assert job.channel_state[1][1] == 8
+
+
+@pytest.mark.parametrize("mode", [ALIGNED, UNALIGNED, WITH_TIMEOUT, AT_LEAST_ONCE])
+def test_a_job_that_begins_to_look_for_cuts_names_only_true_ones(mode: AlignmentMode) -> None:
+    """It stands behind barrier 9 in one partition and in front of it in the other."""
+    log = Log.of("x |9 " + "a " * 20 + "|10", "y y |9 b |10")
+    job = Chained(log, mode, 0 if mode is WITH_TIMEOUT else None, start={0: 3, 1: 1})
+    job.without_cuts().offers(1).run(most=4)
+    assert [d.upstream for d in job.drawn] == [10]
+    if mode is not AT_LEAST_ONCE:
+        assert job.drawn[0].positions == {("t", 0): 23, ("t", 1): 5}
+        assert job.skipped == [9]
+
+
+def test_a_start_behind_some_barriers_is_no_unaligned_cut() -> None:
+    """Retention took barrier 1 of partition 1, which was not read at all."""
+    log = Log.of("a |1 b |2", "|1 " + "c " * 9 + "|2")
+    log.visible = [4, 1]
+    job = Chained(log, UNALIGNED, start={0: 0, 1: 1}).offers(1).run()
+    assert (job.at, job.drawn) == ([2, 1], [])
+    log.visible = [4, 11]
+    job.run(most=2)
+    assert [d.upstream for d in job.drawn] == [2]
+    assert job.drawn[0].positions == {("t", 0): 4, ("t", 1): 11}
+
+
+@pytest.mark.parametrize("mode", [UNALIGNED, WITH_TIMEOUT])
+def test_a_barrier_that_a_partition_has_lost_is_never_drawn_ahead_of(mode: AlignmentMode) -> None:
+    """behaviour 97: the newer barrier that is in sight says that the older one will not come."""
+    log = Log.of("a |1 b |2", "c d e f g h i |2")
+    job = Chained(log, mode, 0 if mode is WITH_TIMEOUT else None, behind=0).offers(1)
+    while not job.drawn:
+        assert job.step(most=1)
+    assert (job.drawn[0].upstream, job.skipped) == (2, [1])
+    assert job.channel_state[1][1] == 7
+
+
+@pytest.mark.parametrize("mode", [ALIGNED, UNALIGNED])
+def test_nobody_waits_for_a_barrier_that_a_partition_has_lost(mode: AlignmentMode) -> None:
+    job = Chained(Log.of("a |1 b c |2", "d e f g h |2"), mode, behind=0)
+    while job.at[0] < 2:
+        assert job.step(most=1)
+    assert (job.state.gate.blocked, job.skipped) == (frozenset(), [1])
+
+
+def test_a_checkpoint_that_leaves_out_a_partition_is_no_cut() -> None:
+    """Its writer was told two partitions by a broker that did not know of the third yet."""
+    log = Log.of("a |1/2 b |2/3", "|1/2 c |2/3", "d e |2/3")
+    log.visible = [4, 3, 1]
+    job = Chained(log, UNALIGNED, behind=0).offers(1).run()
+    assert [d.upstream for d in job.drawn] == [2]
+    assert job.skipped == [1]
+    assert job.channel_state == {2: (1, None)}
+
+
+def test_a_partition_that_joined_where_barriers_were_counted_is_waited_for() -> None:
+    """It was read without a barrier, so nothing says where it stands once cuts may be unaligned."""
+    log = Log.of("|1/1 a |2/2 b |3/2", "n o p |2/2 q |3/2")
+    log.lines, second = log.lines[:1], log.lines[1]
+    log.visible = [2]
+    job = Chained(log, AT_LEAST_ONCE).offers(1).run()
+    log.lines.append(second)
+    log.visible.append(1)
+    job.run()
+    assert job.delivered[1] == ["n"]
+    job.settings = AlignmentSettings(UNALIGNED)
+    log.visible = [5, 2]
+    job.offers(2).run()
+    assert [d.upstream for d in job.drawn] == [1]
+    log.visible = [5, 6]
+    job.run()
+    assert [d.upstream for d in job.drawn] == [1, 2]
+    assert not job.drawn[1].cut.channel_state  # type: ignore[union-attr]
+
+
+def test_a_cut_is_not_drawn_ahead_of_a_partition_that_it_holds_and_nobody_has_joined_yet() -> None:
+    """Partition 2 waits for cut 1, which partition 1 has lost: the next barrier is of a cut that holds it."""
+    log = Log.of("|1/2 a |2/3", "b |2/3", "n o |2/3")
+    log.visible = [1, 1, 0]
+    log.lines, third = log.lines[:2], log.lines[2]
+    job = Chained(log, UNALIGNED, behind=0).run()
+    log.lines.append(third)
+    log.visible = [3, 2, 1]
+    job.offers(1).run()
+    for drawn in job.drawn:
+        assert drawn.cut is not None
+        left = drawn.cut.channel_state.get(("t", 2))
+        assert (drawn.upstream, left is not None) == (2, True)
+    log.visible = [3, 2, 3]
+    job.run()
+    assert [d.upstream for d in job.drawn] == [2]
+    assert job.delivered == [["a"], ["b"], ["n", "o"]]
+
+
+# -- another mode than before -----------------------------------------------------------------------------
+
+
+def test_cuts_that_were_only_counted_are_no_cuts_for_another_mode() -> None:
+    """One that is pending, and one that nobody has drawn yet."""
+    log = Log.of("a |1 b c |2 d", "e |1 f g |2")
+    log.visible = [3, 3]
+    job = Chained(log, AT_LEAST_ONCE).run()
+    assert job.state.is_reached
+    log.visible = [5, 3]
+    job.run()
+    assert [int(alignment.checkpoint) for alignment in job.state.gate.pending] == [2]
+    job.settings = AlignmentSettings(ALIGNED)
+    log.visible = [6, 5]
+    job.offers(1).run()
+    assert job.drawn == []
+    assert job.skipped == [1, 2]
+    assert job.delivered == [["a", "b", "c", "d"], ["e", "f", "g"]]
+    for line, end in zip(log.lines, ("x |3", "y |3"), strict=True):
+        line += end.split()
+    log.visible = [8, 7]
+    assert [d.upstream for d in job.run().drawn] == [3]
+
+
+def test_nobody_waits_any_more_where_barriers_are_only_counted_from_now_on() -> None:
+    log = Log.of("a |1 b c", "d e |1 f")
+    log.visible = [4, 1]
+    job = Chained(log, ALIGNED).run()
+    assert job.at == [2, 1]
+    job.settings = AlignmentSettings(AT_LEAST_ONCE)
+    job.run()
+    assert job.at == [4, 1]
+    log.visible = [4, 4]
+    assert [d.upstream for d in job.offers(1).run().drawn] == [1]
+
+
+def test_a_replay_comes_to_its_end_where_barriers_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many micro-batches it takes: partition 2 has its barrier next, and is held until then."""
+    monkeypatch.setattr(cut_plan, "MOST_MICRO_BATCHES", 3)
+    log = Log.of("a |1 b", "c d e f g h |1", "i |1")
+    log.visible = [2, 1, 1]
+    job = Chained(log, UNALIGNED, behind=0).run()
+    log.visible = [3, 6, 2]
+    job.offers(1).step(most=0)
+    assert job.channel_state == {1: (1, None)}
+    job.settings = AlignmentSettings(AT_LEAST_ONCE)
+    job.restart().run(most=1)
+    assert job.delivered == [["a"], ["c", "d", "e", "f"], ["i"]]
+    log.visible = [3, 7, 2]
+    job.offers(2).run(most=1)
+    assert [d.upstream for d in job.drawn] == [1, 1]
+    assert job.delivered == [["a", "b"], ["c", "d", "e", "f", "g", "h"], ["i"]]
 
 
 # -- alignment timeout --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import pickle
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from flinkish_spark.chaining.cut_plan import View
 from flinkish_spark.chaining.cut_state import CHANNEL_STATE_KEY, UPSTREAM_KEY, Cut, CutPhase, CutState
+from flinkish_spark.chaining.cut_view import View
 from flinkish_spark.chaining.cuts import upstream_cut
 from flinkish_spark.chaining.describing import described
 from flinkish_spark.chaining.shared_plan import SharedPlan
@@ -36,6 +37,8 @@ from tests.clocks import ManualClock
 
 ALL = ReadAllAvailable()
 OTHER = JobUuid("b" * 32)
+#: Every start of a query has a control file of its own.
+STARTS = itertools.count()
 
 
 class Brokers:
@@ -87,7 +90,7 @@ class Job:
         scans: int = 1,
         **options: str,
     ) -> None:
-        self.control = folder / "control" / "1.json"
+        self.control = folder / "control" / f"1-{next(STARTS)}.json"
         self.control.parent.mkdir(exist_ok=True)
         given = {
             "kafka.bootstrap.servers": "localhost:9092",
@@ -163,38 +166,47 @@ def test_scans_that_come_apart_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="not at the same place"):
         first.agreed({"t": 1}, lambda: {"t": 4})
     third = SharedPlan(tmp_path / "rounds")
-    third.agreed({"t": 2}, lambda: {"t": 3})
-    assert first.agreed({"t": 3}, lambda: {"t": 5}) == {"t": 5}
-    with pytest.raises(InternalError, match="one is in round 3, another in round 2"):
-        third.agreed({"t": 3}, lambda: {"t": 4})
+    with pytest.raises(InternalError, match="one is in round 2, another in round 1"):
+        third.agreed({"t": 2}, lambda: {"t": 3})
+
+
+def behind_cut_1(job: Job, brokers: Brokers) -> dict[str, Any]:
+    """Draw checkpoint 1 at upstream checkpoint 1, which is the first offset of partitions 0 and 1."""
+    brokers.log.visible = [1, 1]
+    job.offers(1)
+    offset = job.run()
+    assert (cut_in(offset).checkpoint, cut_in(offset).phase) == (CheckpointId(1), CutPhase.TAKEN)
+    return offset
 
 
 def test_a_savepoint_is_offered_with_its_purpose(tmp_path: Path) -> None:
     """behaviour 59."""
-    brokers = Brokers("a |1 b", "c d e |1")
+    brokers = Brokers("|1 a |2 b", "|1 c d e |2")
     job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
-    brokers.log.visible = [2, 1]
-    offset = job.run()
-    job.offers(1, purpose="SAVEPOINT")
+    offset = behind_cut_1(job, brokers)
+    brokers.log.visible = [3, 2]
+    offset = job.run(offset)
+    job.offers(2, purpose="SAVEPOINT")
     assert job.latest(offset) == offset
-    job.offers(2, purpose="PERIODIC")
+    job.offers(3, purpose="PERIODIC")
     end = job.latest(offset)
-    assert (end["flinkish:checkpoint"], end[CHANNEL_STATE_KEY]) == (2, {"t": {"1": [1, None]}})
+    assert (end["flinkish:checkpoint"], end[CHANNEL_STATE_KEY]) == (3, {"t": {"1": [2, None]}})
 
 
 def test_a_new_process_replays_channel_state_first(tmp_path: Path) -> None:
-    brokers = Brokers("a |1 b", "c d e |1 f")
-    brokers.log.visible = [2, 1]
+    brokers = Brokers("|1 a |2 b", "|1 c d e |2 f")
     job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
-    job.offers(1)
-    drawn = job.run()
-    brokers.log.visible = [3, 5]
-    assert job.latest(drawn)["t"] == {"0": 3, "1": 4}
+    offset = behind_cut_1(job, brokers)
+    brokers.log.visible = [3, 2]
+    job.offers(2)
+    drawn = job.run(offset)
+    brokers.log.visible = [4, 6]
+    assert job.latest(drawn)["t"] == {"0": 4, "1": 5}
     again = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
     first = again.latest(drawn)
-    assert first["t"] == {"0": 2, "1": 4}
+    assert first["t"] == {"0": 3, "1": 5}
     assert CHANNEL_STATE_KEY not in first
-    assert again.latest(first)["t"] == {"0": 3, "1": 5}
+    assert again.latest(first)["t"] == {"0": 4, "1": 6}
 
 
 def test_partitions_that_were_added_are_looked_for_when_a_barrier_tells_of_them(tmp_path: Path) -> None:
@@ -305,22 +317,72 @@ def test_the_status_says_what_is_waited_for(tmp_path: Path) -> None:
     brokers.log.visible = [4, 3]
     offset = job.run(offset)
     text = "stands at upstream checkpoint 1 and waits for a checkpoint of this job"
-    assert job.status == AlignmentStatus(True, text)
+    assert job.status == AlignmentStatus(True, text, cut=1)
     job.offers(1)
     offset = job.run(offset)
-    assert job.status == AlignmentStatus(False, "reads on to the next upstream checkpoint behind 1")
+    assert job.status == AlignmentStatus(False, "reads on to the next upstream checkpoint behind 1", drawn=1)
 
 
 def test_an_unaligned_checkpoint_is_asked_for(tmp_path: Path) -> None:
-    brokers = Brokers("a |1", "b c d |1")
-    brokers.log.visible = [2, 1]
+    brokers = Brokers("|1 a |2", "|1 b c d |2")
     job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.ALIGNED_WITH_TIMEOUT, 1_000))
-    offset = job.run()
+    offset = behind_cut_1(job, brokers)
+    brokers.log.visible = [3, 2]
+    offset = job.run(offset)
     assert job.status is not None
     assert not job.status.wants_checkpoint
     job.clock.now_ms = 1_000
     assert job.latest(offset) == offset
-    assert job.status.wants_checkpoint
+    assert (job.status.wants_checkpoint, job.status.cut) == (True, 2)
+
+
+def test_no_unaligned_checkpoint_is_asked_for_before_the_first_cut(tmp_path: Path) -> None:
+    brokers = Brokers("a |1", "b c d |1")
+    brokers.log.visible = [2, 1]
+    job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
+    offset = job.run()
+    job.offers(1)
+    assert job.latest(offset) == offset
+    text = "waits for the barrier of upstream checkpoint 1 on t-1 (not visible yet, read up to 1)"
+    assert job.status == AlignmentStatus(False, text)
+
+
+def test_the_status_says_what_has_to_be_read_first(tmp_path: Path) -> None:
+    brokers = Brokers("|1 a |2 b", "|1 c d e |2 f")
+    job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
+    offset = behind_cut_1(job, brokers)
+    brokers.log.visible = [3, 2]
+    job.offers(2)
+    offset = job.run(offset)
+    assert job.status == AlignmentStatus(False, "reads on to the next upstream checkpoint behind 2", drawn=2)
+    again = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
+    assert again.latest(offset) == offset
+    assert again.status == AlignmentStatus(
+        False, "reads the channel state of upstream checkpoint 2 first", drawn=2
+    )
+
+
+def test_the_status_tells_a_source_that_may_read_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flinkish_spark.chaining.cut_plan.MOST_MICRO_BATCHES", 3)
+    monkeypatch.setattr("flinkish_spark.chaining.describing.MOST_MICRO_BATCHES", 3)
+    brokers = Brokers("|1 a b c d e f", "|1")
+    job = Job(tmp_path, brokers)
+    offset = behind_cut_1(job, brokers)
+    brokers.log.visible = [7, 1]
+    job.run(offset, ReadMaxRows(1))
+    assert job.status is not None
+    assert job.status.text.startswith("has read 3 micro-batches since the last checkpoint of this job and")
+
+
+def test_the_status_of_a_source_that_only_counts_names_the_barrier(tmp_path: Path) -> None:
+    brokers = Brokers("a |1 b", "c |1")
+    brokers.log.visible = [3, 1]
+    job = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.AT_LEAST_ONCE))
+    job.run()
+    text = "waits for the barrier of upstream checkpoint 1 on t-1 (not visible yet, read up to 1)"
+    assert job.status == AlignmentStatus(False, text)
 
 
 def test_many_partitions_are_not_all_listed(tmp_path: Path) -> None:
@@ -382,22 +444,68 @@ def test_a_status_is_replaced(tmp_path: Path) -> None:
 # -- beginnings -----------------------------------------------------------------------------------------
 
 
-def test_a_seeded_job_begins_between_the_same_cuts(tmp_path: Path) -> None:
-    brokers = Brokers("a |1 b", "c d e |1 f")
-    brokers.log.visible = [2, 1]
-    first = Job(tmp_path, brokers, UpstreamJob(AlignmentMode.UNALIGNED))
-    first.offers(1)
-    drawn = first.run()
-    state = {key: drawn[key] for key in (UPSTREAM_KEY, CHANNEL_STATE_KEY)}
-    brokers.starting = lambda: {("t", 0): 2, ("t", 1): 1}  # type: ignore[method-assign]
-    folder = tmp_path / "seeded"
+def seeded(folder: Path, brokers: Brokers, position: dict[str, Any], upstream: UpstreamJob) -> Job:
+    """A job that begins where another one's checkpoint was; partitions added since begin at 0."""
+    starts = {("t", int(p)): offset for p, offset in position["t"].items()}
+    brokers.starting = lambda: {**dict.fromkeys(brokers.places(), 0), **starts}  # type: ignore[method-assign]
     folder.mkdir()
-    brokers.log.visible = [3, 5]
-    upstream = UpstreamJob(AlignmentMode.UNALIGNED)
-    job = Job(folder, brokers, upstream, **{"flinkish.upstream.start": json.dumps(state)})
+    return Job(folder, brokers, upstream, **{"flinkish.upstream.start": json.dumps(position)})
+
+
+def test_a_seeded_job_begins_between_the_same_cuts(tmp_path: Path) -> None:
+    brokers, upstream = Brokers("|1 a |2 b", "|1 c d e |2 f"), UpstreamJob(AlignmentMode.UNALIGNED)
+    first = Job(tmp_path, brokers, upstream)
+    offset = behind_cut_1(first, brokers)
+    brokers.log.visible = [3, 2]
+    first.offers(2)
+    drawn = first.run(offset)
+    brokers.log.visible = [4, 6]
+    job = seeded(tmp_path / "seeded", brokers, drawn, upstream)
     start = job.reader.initialOffset()
-    assert {key: start[key] for key in state} == state
-    assert job.latest(start)["t"] == {"0": 2, "1": 4}
+    assert start == {**drawn, "flinkish:checkpoint": 0}
+    assert job.latest(start)["t"] == {"0": 3, "1": 5}
+
+
+def test_partitions_that_were_added_since_a_savepoint_wait_for_the_cut_that_holds_them(
+    tmp_path: Path,
+) -> None:
+    """What they hold was written behind every barrier that they have not got."""
+    brokers = Brokers("|1/2 a |2/2 b |3/3", "|1/2 c |2/2 |3/3", "n |3/3")
+    brokers.known = 2
+    first = Job(tmp_path, brokers)
+    drawn = behind_cut_1(first, brokers)
+    brokers.known, brokers.log.visible = 3, [3, 3, 1]
+    job = seeded(tmp_path / "seeded", brokers, drawn, UpstreamJob())
+    offset = job.reader.initialOffset()
+    assert offset[UPSTREAM_KEY]["outside"] == {"t": [2]}
+    job.offers(2)
+    offset = job.run(offset)
+    assert (offset["t"], cut_in(offset).checkpoint) == ({"0": 3, "1": 3, "2": 0}, CheckpointId(2))
+    brokers.log.visible = [5, 4, 2]
+    job.offers(3)
+    offset = job.run(offset)
+    assert (offset["t"], cut_in(offset).checkpoint) == ({"0": 5, "1": 4, "2": 2}, CheckpointId(3))
+
+
+def test_a_savepoint_of_more_topics_is_no_cut_of_fewer(tmp_path: Path) -> None:
+    brokers = Brokers("|1 a |2", "|1 b |2")
+    drawn = behind_cut_1(Job(tmp_path, brokers), brokers)
+    state = CutState.from_json({**drawn, "u": {"0": 7}}, AlignmentSettings(AlignmentMode.ALIGNED))
+    assert state is not None
+    position = {**drawn, "u": {"0": 7}, **state.to_json({("t", 0): 1, ("t", 1): 1, ("u", 0): 7})}
+    job = seeded(tmp_path / "seeded", brokers, position, UpstreamJob())
+    brokers.log.visible = [3, 3]
+    job.offers(2)
+    offset = job.run(job.reader.initialOffset())
+    assert (offset["t"], cut_in(offset).checkpoint) == ({"0": 3, "1": 3}, CheckpointId(2))
+
+
+def test_a_job_that_begins_with_a_savepoint_makes_the_folder_of_its_control_file(tmp_path: Path) -> None:
+    brokers = Brokers("a |1", "|1")
+    job = Job(tmp_path, brokers, **{"flinkish.control.path": str(tmp_path / "new" / "control" / "1-0.json")})
+    job.latest(job.reader.initialOffset())
+    written = sorted(path.name for path in (tmp_path / "new" / "control").iterdir())
+    assert written == ["1-0.alignment", "1-0.rounds"]
 
 
 def test_a_job_that_was_not_aligned_before_can_be(tmp_path: Path) -> None:

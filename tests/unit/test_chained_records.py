@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from flinkish_spark import KafkaSink, KafkaSource
 from flinkish_spark.chaining.upstream import UpstreamJob
+from flinkish_spark.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.drop_in import rows
 from flinkish_spark.drop_in.source_options import BarrierRecordPolicy, parse_stream
 from flinkish_spark.errors import ConfigError, CorruptObjectError, GraphError
 from flinkish_spark.formats import DeadLetter, Json
-from flinkish_spark.kafka import Evidence, KafkaCommittable, range_reader
+from flinkish_spark.kafka import Evidence, KafkaCommittable, KafkaConnection, range_reader
 from flinkish_spark.kafka.barrier_records import (
     BARRIER_HEADER,
     BARRIER_KEY,
@@ -36,6 +39,7 @@ from flinkish_spark.protocol.gate_values import AlignmentMode
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Barrier, Committable, TaskAck
+from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.kafka import _KafkaCommitter
 from flinkish_spark.sinks.kafka_barriers import BARRIER_TASK, KafkaStaged, checkpoint_in
 from flinkish_spark.sources import kafka_upstream
@@ -348,6 +352,47 @@ def test_a_source_that_cannot_stop_at_barriers_is_refused() -> None:
     kafka_upstream.check_alone(None, "/job/control/1.json")
 
 
+@pytest.mark.parametrize("mode", [AlignmentMode.UNALIGNED, AlignmentMode.ALIGNED_WITH_TIMEOUT])
+def test_a_compacted_topic_is_refused_where_cuts_are_drawn_ahead_of_barriers(mode: AlignmentMode) -> None:
+    """Compaction takes older barrier records away, as they all have one key."""
+    upstream = UpstreamJob(mode, 5 if mode is AlignmentMode.ALIGNED_WITH_TIMEOUT else None)
+    policies = {"plain": "delete", "both": "compact,delete"}
+    connection = KafkaConnection("h:1")
+    kafka_upstream.check_policies(upstream, connection, ["plain"], Settings(policies))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the topic 'both' is compacted.*use AlignmentMode.ALIGNED"):
+        kafka_upstream.check_policies(upstream, connection, ["plain", "both"], Settings(policies))  # type: ignore[arg-type]
+
+
+def test_nobody_asks_for_policies_that_do_not_matter() -> None:
+    for upstream in (None, UpstreamJob(), UpstreamJob(AlignmentMode.AT_LEAST_ONCE)):
+        kafka_upstream.check_policies(upstream, KafkaConnection("h:1"), ["t"], None)  # type: ignore[arg-type]
+
+
+class Settings:
+    """Stands in for the pool of wires and for a wire: the cleanup.policy of topics."""
+
+    def __init__(self, policies: dict[str, str]) -> None:
+        self._policies = policies
+
+    @contextmanager
+    def wire(self, connection: KafkaConnection) -> Iterator[Settings]:
+        yield self
+
+    def call(self, what: str, request: Any) -> str:
+        return self._policies[what.rpartition(" ")[2]]
+
+
+@pytest.mark.parametrize("writer", ["jvm", "python"])
+def test_barrier_records_need_checkpoints_that_are_exactly_once(writer: str) -> None:
+    """Where branches may show a barrier apart, records of checkpoint n come behind its barrier record."""
+    schema = T.StructType([T.StructField("a", T.StringType())])
+    config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
+    context = SinkContext(JOB, OwnerEpoch(0), "out", schema, config)
+    sink = KafkaSink("h:1", "t", writer=writer, barriers=BarrierRecords.EACH_CHECKPOINT)
+    with pytest.raises(ConfigError, match=r"the sink 'out' writes barrier records.*leave barriers out"):
+        sink.preflight(None, context)  # type: ignore[arg-type]
+
+
 def test_a_least_number_of_records_is_refused() -> None:
     given = {
         "kafka.bootstrap.servers": "h:1",
@@ -366,6 +411,6 @@ def test_a_seeded_source_takes_its_place_between_the_cuts_along() -> None:
     plain = kafka_upstream.reader_options(upstream, None)
     assert plain == {"flinkish.upstream": upstream.to_option()}
     seeded = kafka_upstream.reader_options(upstream, SourceStart(position, "/seeds", "1"))
-    assert seeded == {**plain, "flinkish.upstream.start": '{"flinkish:upstream": {"job": null}}'}
+    assert seeded == {**plain, "flinkish.upstream.start": json.dumps(position)}
     unaware = SourceStart({"t": {"0": 5}}, "/seeds", "1")
     assert kafka_upstream.reader_options(upstream, unaware) == plain
