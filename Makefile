@@ -65,9 +65,14 @@ lint: $(VENV)/.stamp ## ruff
 types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy
 
-unit: $(VENV)/.stamp ## seconds, no JVM
+# These cover all of protocol/; the others would only run slower under coverage.
+PROTOCOL := $(wildcard tests/unit/test_protocol_*.py) \
+    $(patsubst %,tests/unit/test_%.py,completion coordinator coordinator_endings micro_batches records_and_store rewinding)
+unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@tools/require.sh openssl
-	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage run --source=flinkish_spark.protocol -m pytest tests/unit
+	@tools/lanes.sh $(BUILD)/lanes-unit \
+	    'COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage run --source=flinkish_spark.protocol -m pytest $(PROTOCOL)' \
+	    '$(PY) -m pytest tests/unit $(PROTOCOL:%=--ignore=%)'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
 spark: setup ## local Spark sessions

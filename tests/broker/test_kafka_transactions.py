@@ -114,6 +114,7 @@ def fence(client: TransactionClient, one: KafkaCommittable) -> None:
 
 
 def test_commit_and_commit_again(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviours 133, 152."""
     one = stage.prepare(name := topic())
     assert stage.visible(name) == 0
     assert outcome(client.commit(one)) is Outcome.COMMITTED
@@ -122,6 +123,7 @@ def test_commit_and_commit_again(stage: Stage, client: TransactionClient, topic:
 
 
 def test_abort_and_abort_again(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviour 152."""
     one = stage.prepare(name := topic())
     assert outcome(client.abort(one)) is Outcome.COMMITTED
     assert outcome(client.abort(one)).is_done
@@ -129,6 +131,7 @@ def test_abort_and_abort_again(stage: Stage, client: TransactionClient, topic: T
 
 
 def test_commit_after_abort_is_lost(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviours 139, 152."""
     one = stage.prepare(topic())
     client.abort(one)
     answer = client.commit(one)
@@ -138,6 +141,7 @@ def test_commit_after_abort_is_lost(stage: Stage, client: TransactionClient, top
 
 
 def test_abort_after_commit_is_fenced(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviour 152."""
     one = stage.prepare(name := topic())
     client.commit(one)
     answer = client.abort(one)
@@ -152,6 +156,7 @@ def test_abort_after_commit_is_fenced(stage: Stage, client: TransactionClient, t
 def test_fenced_before_the_commit_is_lost(
     stage: Stage, client: TransactionClient, topic: TopicFactory
 ) -> None:
+    """Behaviour 139."""
     one = stage.prepare(name := topic())
     fence(client, one)
     answer = client.commit(one)
@@ -163,6 +168,7 @@ def test_fenced_before_the_commit_is_lost(
 def test_fenced_after_the_commit_is_committed(
     stage: Stage, client: TransactionClient, topic: TopicFactory
 ) -> None:
+    """Behaviours 139, 152b: recovered again, it is committed already."""
     one = stage.prepare(name := topic())
     client.commit(one)
     fence(client, one)
@@ -176,6 +182,7 @@ def test_fenced_after_the_commit_is_committed(
 def test_a_transaction_that_timed_out_is_lost(
     stage: Stage, client: TransactionClient, topic: TopicFactory
 ) -> None:
+    """Behaviour 139."""
     one = stage.prepare(name := topic(), timeout_ms=1_000)
     end = time.monotonic() + 40
     while client.is_alive([one])[one].alive:
@@ -191,7 +198,7 @@ def test_a_transaction_that_timed_out_is_lost(
 def test_an_unknown_producer_id_proves_nothing(
     stage: Stage, client: TransactionClient, topic: TopicFactory
 ) -> None:
-    """As after transactional.id.expiration.ms: code 49, yet the record tells."""
+    """Behaviour 139: as after transactional.id.expiration.ms, code 49, yet the record tells."""
     one = stage.prepare(topic())
     client.commit(one)
     forgotten = dataclasses.replace(one, transactional_id=str(new_id()))
@@ -240,6 +247,7 @@ def test_without_a_new_epoch_an_old_handle_commits_the_new_transaction(
 def test_with_a_new_epoch_an_old_handle_cannot_touch_the_new_transaction(
     stage: Stage, client: TransactionClient, topic: TopicFactory
 ) -> None:
+    """Behaviour 141."""
     name, transactional_id = topic(), str(new_id())
     old = stage.prepare(name, transactional_id)
     client.commit(old)
@@ -311,6 +319,7 @@ def test_is_alive(stage: Stage, client: TransactionClient, topic: TopicFactory) 
 
 
 def test_list_of_job_parses_ids_exactly(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviours 149, 150: whose a transaction is."""
     name, job = topic(), JobUuid(uuid.uuid4().hex)
     ours = [new_id(job), new_id(job)]
     foreign = [
@@ -330,6 +339,7 @@ def test_list_of_job_parses_ids_exactly(stage: Stage, client: TransactionClient,
 
 
 def test_abort_open(stage: Stage, client: TransactionClient, topic: TopicFactory) -> None:
+    """Behaviour 142."""
     name, transactional_id = topic(), new_id()
     producer = stage.producer(str(transactional_id))
     stage.send(producer, str(transactional_id), name)
@@ -346,6 +356,7 @@ def test_abort_open(stage: Stage, client: TransactionClient, topic: TopicFactory
 
 
 def test_the_same_client_works_after_a_broker_restart(own_broker: LocalBroker) -> None:
+    """Behaviours 137, 152b."""
     own_broker.start()
     servers = own_broker.bootstrap_servers
     stage = Stage(servers)

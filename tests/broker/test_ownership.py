@@ -118,6 +118,7 @@ class EndTransactionsOf:
 
 
 def test_a_lost_committable_stops_the_job_and_nothing_later_is_decided(spark, broker, topic, job_dir):
+    """Behaviours 128, 139."""
     source, sink = topic(), topic()
     produce(broker.bootstrap_servers, source, [order("a", 1)])
     env = job(spark, broker, job_dir, source, sink)

@@ -127,6 +127,7 @@ def producer_threads(spark: SparkSession) -> set[str]:
 def test_staged_records_become_visible_at_the_commit(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
+    """Behaviour 144: the task without records has no committable."""
     name, other = topic(partitions=2), topic()
     frame = rows_in(
         spark,
@@ -180,6 +181,7 @@ def test_a_reused_producer_leaves_its_earlier_transaction_open(
 def test_an_id_used_again_gets_a_higher_epoch(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
+    """Behaviour 141."""
     options = kafka.options(topic())
     first, second = (stage_kafka(rows_in(spark, [record(b"x")]), options)[0]["committable"] for _ in range(2))
     assert first["transactional_id"] == second["transactional_id"]
@@ -236,6 +238,7 @@ def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(
 def test_a_size_that_only_the_broker_refuses_is_a_bad_record_too(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
+    """Behaviour 145."""
     name, fine = topic(configs={"max.message.bytes": "1000"}), topic()
     stage_kafka(rows_in(spark, [record(b"x")]), kafka.options(fine))
     clients = producer_threads(spark)

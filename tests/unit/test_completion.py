@@ -79,7 +79,7 @@ def bench() -> Bench:
 
 
 def test_the_steps_of_a_completion_have_one_order(bench) -> None:
-    """Behaviour 1: look, decide, commit in batch order, group offsets, receipt, clean up."""
+    """Behaviours 1, 155: look, decide, commit in batch order, group offsets, receipt, clean up."""
     events = []
     for uid, committer in bench.rig.committers.items():
         committer.on_call = lambda call, uid=uid: events.append(f"{call} {uid}")
@@ -156,6 +156,7 @@ def test_a_sink_that_will_never_answer_ends_the_query(bench) -> None:
 
 
 def test_a_sink_without_committables_is_asked_nothing(bench) -> None:
+    """Behaviours 40, 144."""
     empty = StagedBatch(Lineage(0), BatchId(0), OwnerEpoch(1), 0, (), ())
     receipt = bench.complete(empty)
     assert bench.a.called("why_dead") == bench.a.called("commit") == []
@@ -247,6 +248,7 @@ def test_a_store_that_is_gone_leaves_the_question_to_the_next_start(bench) -> No
 
 
 def test_a_lost_committable_ends_the_job_without_a_receipt(bench) -> None:
+    """Behaviours 128, 139."""
     bench.b.outcomes = [Outcome.LOST]
     with pytest.raises(CommittableLostError, match="sink 'b' in checkpoint 1"):
         bench.complete()
@@ -302,6 +304,7 @@ def test_group_offsets_that_are_not_allowed_end_the_query_without_a_receipt(benc
 
 
 def test_a_sink_that_asks_for_patience_gets_it(bench) -> None:
+    """Behaviour 137."""
     bench.a.outcomes = [Outcome.RETRY, Outcome.RETRY, Outcome.ALREADY_COMMITTED]
     assert bench.complete().answers["a"] == ["ALREADY_COMMITTED"] * 2
     assert len(bench.a.called("commit")) == 3

@@ -306,7 +306,7 @@ def test_what_is_decided_is_not_declined_expired_or_stopped() -> None:
 
 
 def test_hooks_acknowledge_before_the_barrier_goes_out() -> None:
-    """Behaviours 40, 41: whatever they give, nothing included."""
+    """Behaviour 41."""
     script = Script(hooks=("catalog",))
     script.play("run user?")
     assert Participant(ParticipantKind.HOOK, "catalog") in script.state.open[0].missing

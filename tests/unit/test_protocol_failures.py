@@ -179,7 +179,7 @@ def test_without_a_limit_the_job_never_fails_and_memory_stays_bounded() -> None:
 
 
 def test_a_takeover_begins_behind_the_newest_completed_checkpoint() -> None:
-    """Behaviours 15, 50: what a predecessor left does not count against its successor."""
+    """Behaviour 50: what a predecessor left does not count against its successor."""
     job = Counting(0)
     job.completed(12)
     assert job.failed(11) is V.NOT_COUNTED

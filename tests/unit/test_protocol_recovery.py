@@ -73,7 +73,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         (facts([0], [0, 1], [decided(1, 1, receipt=False)]), RestoreLog(CheckpointId(1))),
         (facts([1], [0, 1], [decided(1, 1)]), RestoreLog(CheckpointId(1))),
         (facts([0], [0], [decided(1, 0)]), StartSpark(BatchId(1), ())),
-        # Receipts and pins.
+        # Receipts, behaviour 133, and pins.
         (facts([0, 1], [0, 1], [decided(1, 1, receipt=False)]), Confirm(CheckpointId(1))),
         (facts([0, 1], [0, 1], [decided(1, 0, receipt=False), decided(2, 1)]), Confirm(CheckpointId(1))),
         (facts([0, 1], [0, 1], [decided(1, 1)], pinned=frozenset()), Pin(CheckpointId(1))),
@@ -81,7 +81,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
             facts([0, 1], [0, 1], [decided(1, 1, receipt=False)], pinned=frozenset()),
             Confirm(CheckpointId(1)),
         ),
-        # What is not decided.
+        # What is not decided; behaviours 127, 143.
         (facts([0, 1, 2], [0, 1], [decided(1, 1)], [staged(2)]), AbortStaged(("2-1.1",), "")),
         (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2)]), StartSpark(BatchId(3), (BatchId(2),))),
         (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2, "gone")]), AbortStaged(("2-1.1",), "")),
@@ -93,7 +93,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         (facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1)]), StartSpark(BatchId(2), ())),
         # A staged file that a crash left behind a receipt is no reason to abort anything.
         (facts([0, 1], [0, 1], [decided(1, 1)], [staged(1)], swept=False), SweepLeftovers()),
-        # Orders; behaviour 84.
+        # Orders.
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1)], order=ordered(1)),
             Rewind(BatchId(1), "", CheckpointId(1), "order"),
@@ -112,7 +112,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], order=ordered(1)),
             Confirm(CheckpointId(2)),
         ),
-        # An order leaves a lost checkpoint behind, if it goes back to before it.
+        # An order leaves a lost checkpoint behind, if it goes back to before it; behaviour 128.
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], order=ordered(1), **LOST_2),
             Rewind(BatchId(1), "", CheckpointId(1), "order"),

@@ -539,6 +539,7 @@ def test_a_request_that_its_client_dropped_is_lost(how: str) -> None:
 
 
 def test_without_records_there_is_no_transaction() -> None:
+    """Behaviour 144."""
     cluster = ModelCluster(a=(1,))
     with staged(cluster, oversize=Oversize.DROP, max_record_bytes=500) as transaction:
         transaction.write(None, numbered(0))
