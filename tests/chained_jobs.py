@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kafka import KafkaProducer
 
 from flinkish_spark import Json, KafkaSink, KafkaSource, KeyedProcessFunction
 from flinkish_spark.chaining.cuts import upstream_cut
@@ -62,6 +65,25 @@ class Chain:
         sink = KafkaSink(self.servers, self.out, key="user", writer="python", barriers=WITH_BARRIERS)
         passed.sink_to(sink, uid="out")
         return env
+
+
+@contextmanager
+def held_back(chain: Chain, partition: int) -> Iterator[None]:
+    """Hide what comes next in a partition of the middle topic behind somebody's open transaction."""
+    producer = KafkaProducer(
+        bootstrap_servers=chain.servers,
+        transactional_id=f"stranger-{chain.middle}",
+        transaction_timeout_ms=600_000,
+        acks="all",
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(chain.middle, value=b"never seen", partition=partition).get(30)
+    try:
+        yield
+    finally:
+        producer.abort_transaction()
+        producer.close()
 
 
 def decisions(job_dir: Path) -> list[Decision]:

@@ -6,14 +6,12 @@ What is compared, and how independently, is in tests/chained_jobs.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 
 import pyarrow as pa
 import pytest
-from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewPartitions
 
 from flinkish_spark import CheckpointConfig, KafkaSink
@@ -32,7 +30,7 @@ from flinkish_spark.protocol.gate_values import AlignmentMode
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.store import LocalStore
 from flinkish_spark.testing import still_open
-from tests.chained_jobs import WITH_BARRIERS, Chain, Topic, check_cuts, decisions
+from tests.chained_jobs import WITH_BARRIERS, Chain, Topic, check_cuts, decisions, held_back
 from tests.support import await_that, environment, order, produce, read_committed, running
 
 pytestmark = pytest.mark.timeout(600)
@@ -79,22 +77,6 @@ def stop(*clients) -> None:
     for client in clients:
         client.stop_with_checkpoint()
         assert client.wait(timeout_ms=60_000), "a job did not stop"
-
-
-@contextmanager
-def held_back(chain: Chain, partition: int) -> Iterator[None]:
-    """Hide what comes next in a partition of the middle topic behind somebody's open transaction."""
-    producer = KafkaProducer(
-        bootstrap_servers=chain.servers, transactional_id=f"stranger-{chain.middle}", acks="all"
-    )
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.send(chain.middle, value=b"never seen", partition=partition).get(30)
-    try:
-        yield
-    finally:
-        producer.abort_transaction()
-        producer.close()
 
 
 def status_text(chain: Chain) -> str:

@@ -12,19 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kafka import KafkaProducer
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
+from flinkish_spark.chaining.cuts import upstream_cut
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.store import LocalStore
 from flinkish_spark.testing import LocalBroker, still_open
 from flinkish_spark.testing.crashing import KILL_AT_VARIABLE
-from tests.chained_jobs import Checked, Topic, check_cuts
+from tests.chained_jobs import Checked, Topic, check_cuts, held_back
 from tests.crash.app import FIND_DEAD_VARIABLE
 from tests.crash.chained_app import MIDDLE, MODE_VARIABLE, OUT, SOURCE, chain_in
 
@@ -51,7 +53,14 @@ class Shot:
     victim: Victim
 
 
-Crash = At | Shot
+@dataclass(frozen=True)
+class InFlight:
+    """The chained job is killed behind a checkpoint that has channel state; a new process replays it."""
+
+    victim: Victim
+
+
+Crash = At | Shot | InFlight
 
 
 class Numbers:
@@ -123,6 +132,7 @@ class ChainRun:
             with KafkaAdmin(KafkaConnection(servers)) as admin:
                 for topic in (SOURCE, MIDDLE, OUT):
                     admin.create_topic(topic, 2)
+            self._chain = chain_in(self._directory, servers)
             self._jobs = {role: self._job(role, servers) for role in (UPSTREAM, CHAINED)}
             for job in self._jobs.values():
                 stack.callback(job.reap)
@@ -157,6 +167,8 @@ class ChainRun:
                     yield from self._let_it_kill_itself(role, crash)
                 case Shot():
                     yield from self._shoot(role, crash)
+                case InFlight():
+                    yield from self._shoot_in_flight(role, crash)
             print(f"{time.monotonic() - self._began:6.1f} s  {role}: {crash}", flush=True)
         yield from self._next_checkpoint(role)
 
@@ -176,6 +188,23 @@ class ChainRun:
         moment = time.monotonic() + self._chance.uniform(0, 2)
         yield from self._patiently(role, lambda: time.monotonic() > moment, "live for two seconds")
         self._jobs[role].kill(crash.victim)
+
+    def _shoot_in_flight(self, role: str, crash: InFlight) -> Iterator[str]:
+        if self._jobs[role].is_alive:
+            self._jobs[role].kill(Victim.DRIVER)
+        self._start(role, **{MODE_VARIABLE: "UNALIGNED"})
+        yield from self._next_checkpoint(role)
+        with held_back(self._chain, partition=1):
+            # What the next upstream checkpoint holds may be visible in part, of the one behind it nothing is.
+            hidden = _newest_commit(self._chain.upstream_dir) + 2
+            is_drawn = partial(self._has_channel_state, hidden)
+            yield from self._patiently(role, is_drawn, "draw a checkpoint ahead of a barrier")
+            self._jobs[role].kill(crash.victim)
+
+    def _has_channel_state(self, upstream: int) -> bool:
+        newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
+        cut = None if newest is None else upstream_cut(newest.offsets_text).get(MIDDLE)
+        return cut is not None and int(cut.checkpoint) >= upstream and bool(cut.channel_state)
 
     def _next_checkpoint(self, role: str) -> Iterator[str]:
         if not self._jobs[role].is_alive:
@@ -221,7 +250,7 @@ class ChainRun:
         self._stop(CHAINED)
         expected = Counter(range(sent))
         found = [Topic.read(servers, topic).content for topic in (MIDDLE, OUT)]
-        chain = chain_in(self._directory, servers)
+        chain = self._chain
         with TransactionClient(KafkaConnection(servers)) as client:
             left = [
                 t
@@ -235,6 +264,11 @@ class ChainRun:
             open_transactions=len(left),
             checked=check_cuts(chain),
         )
+
+
+def _newest_commit(job_dir: Path) -> int:
+    newest = JobDir(LocalStore(job_dir)).newest_commit()
+    return 0 if newest is None else int(newest.checkpoint)
 
 
 def _uuid(job_dir: Path) -> JobUuid:
