@@ -176,8 +176,10 @@ class LocalBroker:
         self._reap()
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): connections stay open, nothing is answered."""
+        """Freeze the broker (SIGSTOP): connections stay open, nothing is answered once this returns."""
         os.kill(self.pid, signal.SIGSTOP)
+        # On a busy machine its threads go on for a moment, and may answer what comes next.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """Let a frozen broker go on (SIGCONT)."""
