@@ -27,6 +27,9 @@ BUILD = ROOT / "build"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["PYTHONPATH"] = str(ROOT)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
+# and its threads take the two cores that jobs and brokers want.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
 
