@@ -261,7 +261,9 @@ class LocalBroker:
     def _format(self) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         # An interrupted format leaves a part behind: --ignore-formatted completes it.
-        arguments = ["format", "--ignore-formatted", "-t", cluster_id, "-c", str(self._properties_file)]
+        # One id in 64 begins with a dash, which is no value of an option unless an equals sign says so.
+        given = f"--cluster-id={cluster_id}"
+        arguments = ["format", "--ignore-formatted", given, "-c", str(self._properties_file)]
         process = self._java("kafka.tools.StorageTool", *arguments, *self._first_users())
         if process.wait() != 0:
             raise self._did_not_start("formatting its storage failed")
