@@ -195,16 +195,19 @@ class ChainRun:
         self._start(role, **{MODE_VARIABLE: "UNALIGNED"})
         yield from self._next_checkpoint(role)
         with held_back(self._chain, partition=1):
-            # What the next upstream checkpoint holds may be visible in part, of the one behind it nothing is.
-            hidden = _newest_commit(self._chain.upstream_dir) + 2
-            is_drawn = partial(self._has_channel_state, hidden)
+            before = max(_commits(self._chain.upstream_dir), default=0)
+            is_drawn = partial(self._has_channel_state, before)
             yield from self._patiently(role, is_drawn, "draw a checkpoint ahead of a barrier")
             self._jobs[role].kill(crash.victim)
 
-    def _has_channel_state(self, upstream: int) -> bool:
+    def _has_channel_state(self, before: int) -> bool:
+        later = [number for number in _commits(self._chain.upstream_dir) if number > before]
+        if len(later) < 2:
+            return False
         newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
         cut = None if newest is None else upstream_cut(newest.offsets_text).get(MIDDLE)
-        return cut is not None and int(cut.checkpoint) >= upstream and bool(cut.channel_state)
+        # Of the first upstream checkpoint behind the hold a part may be visible, of the next one nothing is.
+        return cut is not None and int(cut.checkpoint) >= later[1] and bool(cut.channel_state)
 
     def _next_checkpoint(self, role: str) -> Iterator[str]:
         if not self._jobs[role].is_alive:
@@ -266,9 +269,8 @@ class ChainRun:
         )
 
 
-def _newest_commit(job_dir: Path) -> int:
-    newest = JobDir(LocalStore(job_dir)).newest_commit()
-    return 0 if newest is None else int(newest.checkpoint)
+def _commits(job_dir: Path) -> list[int]:
+    return sorted(int(decision.checkpoint) for decision in JobDir(LocalStore(job_dir)).live_commits())
 
 
 def _uuid(job_dir: Path) -> JobUuid:
