@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from flinkish_spark.drop_in import FlinkishKafka
 from flinkish_spark.drop_in.source_options import SourceOptions, parse_stream
 from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
-from flinkish_spark.runtime.control_source import OFFSET_KEY
+from flinkish_spark.runtime.spark_log import OFFSET_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -41,7 +41,7 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.scans import OWN_KEYS
-from flinkish_spark.runtime.control_source import OFFSET_KEY
+from flinkish_spark.runtime.spark_log import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
 

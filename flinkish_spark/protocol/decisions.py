@@ -121,13 +121,24 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Written after every sink and the group offsets are committed: the checkpoint is confirmed."""
+    """Written after every sink and the group offsets are committed: the checkpoint is confirmed.
+
+    Parameters
+    ----------
+    answers
+        Outcomes by sink uid, one per committable.
+    group_offsets
+        Committed offsets by group, topic and partition.
+    facts
+        What sinks said about what they committed, by sink uid, such as the version of a table.
+    """
 
     checkpoint: CheckpointId
     owner_epoch: OwnerEpoch
     confirmed_at_ms: int
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
@@ -139,6 +150,7 @@ class Receipt:
             "group_offsets": {
                 g: {t: dict(ps) for t, ps in topics.items()} for g, topics in self.group_offsets.items()
             },
+            "facts": {sink: dict(facts) for sink, facts in self.facts.items()},
         }
 
     @classmethod
@@ -156,6 +168,8 @@ class Receipt:
                 }
                 for group, topics in value["group_offsets"].items()
             },
+            # Written by versions before these existed.
+            {str(sink): dict(facts) for sink, facts in value.get("facts", {}).items()},
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class Outcome(enum.Enum):
@@ -33,8 +35,12 @@ class CommitAnswer:
     `is_proven_aborted` goes with LOST only: the system's own log says that the data was rolled
     back. Without it the proof itself is gone (expired, deleted), so the data may have been
     visible once, and nobody may write it a second time.
+
+    `facts` are JSON values about what was committed, such as the version of a table. They go into the
+    receipt and the manifest; a repeated commit gives those that it can still find out.
     """
 
     outcome: Outcome
     detail: str = ""
     is_proven_aborted: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)

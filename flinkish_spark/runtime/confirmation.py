@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import CommittableLostError, EnvironmentFault, FencedError, JobDirError
@@ -19,7 +20,7 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.steps import Observer, Step
-from flinkish_spark.sinks.base import Committer
+from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
 
 LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 5_000
@@ -67,11 +68,18 @@ class Confirmation:
         self._refuse_unknown_sinks(decision)
         staged = decision.by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
-        # This order matters: the group offsets tell lag tools what is done, so they come after
-        # the last sink; the receipt says that all of it is done, so it comes last.
+        # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
+        # comes after the last sink; the group offsets tell lag tools what is done, so they come after
+        # that; the receipt says that all of it is done, so it comes last.
+        completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
         group_offsets = self._commit_group_offsets(decision)
         receipt = Receipt(
-            decision.checkpoint, self._ownership.epoch, self._clock.wall_ms(), answers, group_offsets
+            decision.checkpoint,
+            self._ownership.epoch,
+            self._clock.wall_ms(),
+            {uid: [answer.outcome.value for answer in given] for uid, given in answers.items()},
+            group_offsets,
+            _facts(answers, completed),
         )
         self._observer.before(Step.RECEIPT, str(decision.checkpoint))
         self._job_dir.create_receipt(receipt)
@@ -91,7 +99,7 @@ class Confirmation:
 
     def _commit_sink(
         self, decision: Decision, uid: str, pairs: list[tuple[StagedBatch, Committable]]
-    ) -> list[str]:
+    ) -> list[CommitAnswer]:
         committables = [committable for _, committable in pairs]
         if not committables:
             return []
@@ -100,18 +108,32 @@ class Confirmation:
 
         def commit() -> tuple[list[CommitAnswer], bool]:
             answers = list(self._committers[uid].commit(decision.checkpoint, committables))
-            for (batch, committable), answer in zip(pairs, answers, strict=False):
-                self._refuse_final(decision, uid, int(batch.batch), committable, answer)
+            for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
+                if answer.outcome is Outcome.LOST:
+                    self._refuse_lost(decision, uid, position, pair, answer)
+                self._refuse_final(decision, uid, answer)
             is_done = len(answers) == len(committables) and all(a.outcome.is_done for a in answers)
             return answers, is_done
 
         answers = self._until_done(commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'")
         self._observer.after(Step.SINK_COMMIT, uid)
-        return [answer.outcome.value for answer in answers]
+        return answers
 
-    def _refuse_final(
-        self, decision: Decision, uid: str, batch: int, committable: Committable, answer: CommitAnswer
-    ) -> None:
+    def _complete_sink(self, decision: Decision, uid: str) -> CommitAnswer:
+        completed = CompletedCheckpoint(decision.checkpoint, decision.decided_at_ms, decision.purpose)
+        self._ownership.check()
+        self._observer.before(Step.SINK_COMPLETE, uid)
+
+        def complete() -> tuple[list[CommitAnswer], bool]:
+            answer = self._committers[uid].checkpoint_complete(completed)
+            self._refuse_final(decision, uid, answer)
+            return [answer], answer.outcome.is_done
+
+        answers = self._until_done(complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'")
+        self._observer.after(Step.SINK_COMPLETE, uid)
+        return answers[-1]
+
+    def _refuse_final(self, decision: Decision, uid: str, answer: CommitAnswer) -> None:
         if answer.outcome is Outcome.FENCED:
             self._ownership.check()
             raise FencedError(
@@ -119,15 +141,34 @@ class Confirmation:
             )
         if answer.outcome is Outcome.LOST:
             raise CommittableLostError(
-                f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
-                f"micro-batch {batch}, is lost",
+                f"what sink '{uid}' completes with checkpoint {decision.checkpoint} is lost",
                 why=answer.detail,
-                what_to_do="nothing later is decided and nothing is skipped; restore the job from before "
-                f"checkpoint {decision.checkpoint}, or clear its rows from the other sinks and replay",
+                what_to_do="nothing later is decided; see to the sink's system and start the job again",
                 sink=uid,
                 checkpoint=decision.checkpoint,
-                committable=dict(committable.payload) if "transactional_id" in committable.payload else uid,
             )
+
+    def _refuse_lost(
+        self,
+        decision: Decision,
+        uid: str,
+        position: int,
+        at: tuple[StagedBatch, Committable],
+        answer: CommitAnswer,
+    ) -> None:
+        batch, committable = at
+        raise CommittableLostError(
+            f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
+            f"micro-batch {batch.batch}, is lost",
+            why=answer.detail,
+            what_to_do="nothing later is decided and nothing is skipped; restore the job from before "
+            f"checkpoint {decision.checkpoint}, or clear its rows from the other sinks and replay",
+            sink=uid,
+            checkpoint=decision.checkpoint,
+            position=position,
+            is_proven_aborted=answer.is_proven_aborted,
+            committable=dict(committable.payload) if "transactional_id" in committable.payload else uid,
+        )
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)
@@ -165,3 +206,15 @@ class Confirmation:
             self._clock.sleep_ms(pause_ms)
             pause_ms = min(_LONGEST_PAUSE_MS, pause_ms * 2)
             self._ownership.check()
+
+
+def _facts(
+    committed: Mapping[str, Sequence[CommitAnswer]], completed: Mapping[str, CommitAnswer]
+) -> dict[str, dict[str, Any]]:
+    """Return what each sink said about its part; what it said later counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for uid, answers in committed.items():
+        for answer in (*answers, completed[uid]):
+            if answer.facts:
+                found.setdefault(uid, {}).update(answer.facts)
+    return found

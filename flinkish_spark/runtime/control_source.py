@@ -21,10 +21,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from flinkish_spark.chaining.status import AlignmentStatus, read_status
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.runtime.spark_log import OFFSET_KEY
 
 FORMAT_NAME = "flinkish-control"
-#: Key of the checkpoint id in the offset; no Kafka topic can have this name.
-OFFSET_KEY = "flinkish:checkpoint"
 _SCHEMA = "checkpoint BIGINT"
 #: Names of the files of one start: the control file and what lies beside it.
 _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")

@@ -23,7 +23,7 @@ from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins
 from flinkish_spark.runtime.recovering import Reseeding
-from flinkish_spark.runtime.spark_log import SparkLog
+from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
 from flinkish_spark.sinks.base import Committer
 
 
@@ -56,13 +56,34 @@ class RunningQuery(Protocol):
 
 @dataclass(frozen=True)
 class StagingContext:
-    """What staging one start's micro-batches needs beside the plan."""
+    """What staging one start's micro-batches needs beside the plan.
+
+    Parameters
+    ----------
+    log
+        Says which checkpoint a micro-batch is expected to become visible with.
+    """
 
     job: JobUuid
     ownership: Ownership
     lineage: Lineage
     blocks: BlockPool
     clock: Clock
+    log: SparkLog
+
+    def checkpoint_of(self, batch: BatchId) -> CheckpointId:
+        """Return the checkpoint whose barrier `batch` carries, else the next one.
+
+        It is the one that shows the micro-batch unless it is aborted; then a later one does.
+        """
+        newest = self._drawn(batch)
+        before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
+        return newest if newest > before else newest.next()
+
+    def _drawn(self, batch: BatchId) -> CheckpointId:
+        text = self.log.read(OFFSETS, batch)
+        # Before the first micro-batch of a log, or in one that lost what it no longer needs.
+        return CheckpointId(0) if text is None else LoggedOffsets.parse(text).checkpoint
 
 
 @dataclass(frozen=True)

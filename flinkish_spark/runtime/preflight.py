@@ -14,17 +14,16 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.runtime.settings import JobSettings, sink_context
 from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
-from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.delta import DeltaSink, require_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.graph.stream_graph import StreamGraph
-    from flinkish_spark.runtime.settings import JobSettings
     from flinkish_spark.savepoints.settings import RestoreSettings
 
 _NOBODY = JobUuid("0" * 32)
@@ -63,9 +62,8 @@ def check_before_start(
     for node in graph.sources:
         node.source.preflight(spark, job_dir, node.uid)
     for sink in planned.sinks:
-        context = SinkContext(
-            job_dir.known_uuid() or _NOBODY, OwnerEpoch(0), sink.uid, sink.schema, settings.checkpoint
-        )
+        job = job_dir.known_uuid() or _NOBODY
+        context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
         sink.sink.preflight(spark, context)
     _restore(restore, graph, planned, settings, job_dir).check()
     check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)

@@ -7,16 +7,21 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
 from flinkish_spark.savepoints.settings import RestoreSettings
+from flinkish_spark.sinks.base import SinkContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
 
 
 class Standby(enum.Enum):
@@ -59,3 +64,11 @@ class JobProgress:
     dropped: int = 0
     last_error: str = ""
     is_running: bool = False
+
+
+def sink_context(
+    uid: str, schema: T.StructType, job: JobUuid, epoch: OwnerEpoch, settings: JobSettings
+) -> SinkContext:
+    """Return who a sink of this `execute` works for."""
+    folder = settings.root / "sinks" / uid
+    return SinkContext(job, epoch, uid, schema, settings.checkpoint, settings.name, folder, settings.clock)

@@ -59,6 +59,7 @@ class SinkStaging:
     def _stage_sinks(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         context = self._context
         acks, committables, blocks = [], [], []
+        checkpoint = context.checkpoint_of(batch)
         counted: dict[int, int] = {}
         for sink in self._sinks:
             block = context.blocks.lease()
@@ -68,7 +69,7 @@ class SinkStaging:
             if not sink.transforms and sink.stream in counted:
                 # A sink of the same stream has counted them; the digests must agree in the end.
                 count = partial(counted.__getitem__, sink.stream)
-            request = StageRequest(rows, context.lineage, batch, block, count)
+            request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
             began_ms = context.clock.monotonic_ms()
             result = self._writers[sink.uid].stage(request)
             took_ms = context.clock.monotonic_ms() - began_ms

@@ -29,7 +29,7 @@ from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
 from flinkish_spark.runtime.recovering import Reseeding
-from flinkish_spark.runtime.settings import JobSettings
+from flinkish_spark.runtime.settings import JobSettings, sink_context
 from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
 from flinkish_spark.savepoints.job_savepoints import JobSavepoints
@@ -227,4 +227,4 @@ class SparkQuery:
 def _contexts(
     planned: PlannedJob, job: JobUuid, epoch: OwnerEpoch, settings: JobSettings
 ) -> dict[str, SinkContext]:
-    return {s.uid: SinkContext(job, epoch, s.uid, s.schema, settings.checkpoint) for s in planned.sinks}
+    return {s.uid: sink_context(s.uid, s.schema, job, epoch, settings) for s in planned.sinks}

@@ -21,6 +21,9 @@ from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.store import ObjectMissing, Store
 
+#: Key of the checkpoint id in a source's offset; no Kafka topic can have this name.
+OFFSET_KEY = "flinkish:checkpoint"
+
 OFFSETS, COMMITS = "offsets", "commits"
 
 
@@ -166,6 +169,12 @@ class LoggedOffsets:
                 what_to_do="run the Spark version that wrote this job directory",
             )
         return cls(tuple(None if line == "-" else json.loads(line) for line in lines[2:]))
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Return the newest checkpoint whose barrier any source has given out; 0 before the first."""
+        given = (source.get(OFFSET_KEY, 0) for source in self.sources if isinstance(source, dict))
+        return CheckpointId(max((int(checkpoint) for checkpoint in given), default=0))
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
         """Return topic -> partition -> next offset of the source that reads any of `topics`.

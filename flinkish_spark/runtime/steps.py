@@ -19,6 +19,7 @@ class Step(enum.Enum):
     SPARK_COMMIT = "spark-commit"
     DECISION = "decision"
     SINK_COMMIT = "sink-commit"
+    SINK_COMPLETE = "sink-complete"
     GROUP_OFFSETS = "group-offsets"
     RECEIPT = "receipt"
     REWIND_INTENT = "rewind-intent"

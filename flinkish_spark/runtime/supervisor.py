@@ -264,7 +264,7 @@ class Supervisor:
             ),
             kept,
         )
-        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks, settings.clock)
+        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks, settings.clock, log)
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs)
         self._is_starting = False
         query = plan.start(log, writer)

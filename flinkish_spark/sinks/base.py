@@ -1,17 +1,25 @@
 """The contract of a sink that commits exactly once (DESIGN 9).
 
-Life of the data of one sink, in order:
+Life of the data of one sink, in order. `W` is the writer, whose tasks run on executors; `C` the
+committer, in the user's process:
 
-1. **stage** (writer, foreachBatch): write the micro-batch durably but invisibly, flush, return
-   the committables. May be called again for the same batch after a crash or a failed attempt;
-   each call stages anew, and what the earlier one staged is aborted.
-2. The staged file names the committables; Spark writes commits/N; the coordinator decides.
-3. **commit** (committer, driver): make the committables of one decided checkpoint visible. May
-   be called any number of times, by any process, for as long as there is no receipt.
-4. **abort** (committer): give up committables that no decision contains. Idempotent.
+1. **begin** (W): a task attempt opens something of its own, under a name that no other attempt has:
+   owner epoch, block, task, attempt. Attempts that fail, and speculative ones, leave theirs behind.
+2. **write** (W): records go in, durably or on their way, invisibly.
+3. **flush** = pre-commit (W): everything is durable and still invisible; the **committable** says how
+   any process can commit or abort it later. 1 to 3 are :meth:`SinkWriter.stage`, which may be
+   called again for the same micro-batch after a crash, a failed attempt or a rewind; each call stages
+   anew. Then the staged file names the committables, Spark writes commits/N, the checkpoint is decided.
+4. **commit** (C): what a decided checkpoint names becomes visible. Any number of times, by any process,
+   until there is a receipt; all but the first change nothing. The same call is **recover and commit**.
+5. **checkpoint_complete** (C): every sink has committed. For what goes by checkpoints and not by records,
+   and so called for those in which nothing was staged, too. Also repeated until there is a receipt.
+6. **abort** (C): gives up committables that no decision contains. Idempotent. The same call is
+   **recover and abort**; what no committable names (see 1) is found by :meth:`Committer.sweep`.
+7. **close** (C): releases connections. Nothing is flushed or committed here.
 
-What must survive a crash is in the committable, a JSON value. A writer keeps nothing between
-calls that matters. Nobody concludes LOST without evidence.
+What must survive a crash is in the committable, a JSON value. A writer keeps nothing between calls that
+matters. Nobody concludes LOST without evidence, and LOST that is proven is replayed, not lost.
 """
 
 from __future__ import annotations
@@ -19,10 +27,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.clock import Clock
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable, TaskAck
 
 if TYPE_CHECKING:
@@ -46,6 +57,13 @@ class SinkContext:
         Fields of the records it gets.
     checkpoint
         Intervals, for guards.
+    job_name
+        The job's name, for people.
+    folder
+        Absolute path below the job directory that is this sink's alone; it need not exist. Nothing but the
+        sink writes or deletes there. Tasks can write there where executors see the job directory.
+    clock
+        The one to ask what time it is.
     """
 
     job: JobUuid
@@ -53,6 +71,9 @@ class SinkContext:
     uid: str
     schema: T.StructType
     checkpoint: CheckpointConfig
+    job_name: str
+    folder: Path
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +89,9 @@ class StageRequest:
         Which micro-batch.
     block
         A number that no other micro-batch in flight has, leased until the receipt.
+    checkpoint
+        The checkpoint that the rows are expected to become visible with. Another one, always a later one,
+        if that is aborted: what is staged passes to the next.
     count_records
         Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
         counted them already. Only for writers that declare more than one pass.
@@ -77,6 +101,7 @@ class StageRequest:
     lineage: Lineage
     batch: BatchId
     block: int
+    checkpoint: CheckpointId
     count_records: Callable[[], int]
 
 
@@ -90,6 +115,23 @@ class StageResult:
     tasks: tuple[TaskAck, ...]
     payloads: tuple[Mapping[str, Any], ...]
     bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint that every sink has committed; equal in every repetition.
+
+    Parameters
+    ----------
+    decided_at_ms
+        Wall-clock time of its decision: the time to go by, since it is the same for all who ask.
+    purpose
+        What it was for. Behind one that is final the job ends.
+    """
+
+    checkpoint: CheckpointId
+    decided_at_ms: int
+    purpose: CheckpointPurpose
 
 
 class SinkWriter(ABC):
@@ -119,8 +161,22 @@ class Committer(ABC):
         Returns
         -------
         sequence of CommitAnswer
-            One per committable. The caller repeats the call while any says RETRY.
+            One per committable, in order; fewer if it stopped behind the last one. The caller repeats the
+            call while any says RETRY. LOST must be the last answer: what is lost is a suffix.
         """
+
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        """Do what goes by checkpoints: roll files by their age, finish partitions.
+
+        Called for every checkpoint, in order, also for those in which this sink staged nothing; after all
+        sinks have committed, before the group offsets and the receipt; again after a crash in between.
+
+        Returns
+        -------
+        CommitAnswer
+            RETRY to be called again. LOST and FENCED as in :meth:`commit`.
+        """
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing goes by checkpoints")
 
     @abstractmethod
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -180,6 +236,14 @@ class Committer(ABC):
             become impossible.
         """
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition whose rows, and no others, a committable holds; None if it is not one.
+
+        Asked when some of a micro-batch's committables are lost and others are committed: only then
+        can the lost ones be staged again alone.
+        """
+        return None
 
     def close(self) -> None:
         """Release connections."""

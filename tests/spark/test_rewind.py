@@ -21,6 +21,7 @@ from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.steps import SilentObserver, Step
 from flinkish_spark.sinks import delta
 from flinkish_spark.store import LocalStore
+from tests.sinks import sink_context_of
 from tests.support import TOTAL, RunningTotal, await_that, environment, failure_of, read_delta, running
 
 USERS = 7
@@ -225,8 +226,7 @@ def test_a_table_that_the_job_made_after_the_target_is_emptied(spark, tmp_path) 
 def context(spark, job):
     from flinkish_spark import CheckpointConfig
     from flinkish_spark.protocol.ids import OwnerEpoch
-    from flinkish_spark.sinks.base import SinkContext
 
     uuid = job.job_dir.known_uuid()
     schema = spark.read.format("delta").load(str(job.table)).schema
-    return SinkContext(uuid, OwnerEpoch(1), "table", schema, CheckpointConfig())
+    return sink_context_of(uuid, OwnerEpoch(1), "table", schema, CheckpointConfig())

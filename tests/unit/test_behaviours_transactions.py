@@ -34,9 +34,10 @@ from flinkish_spark.runtime.recovering import Recovery
 from flinkish_spark.runtime.rewinding import SourcePositions
 from flinkish_spark.runtime.spark_log import OFFSETS, SparkLog
 from flinkish_spark.runtime.steps import SilentObserver
-from flinkish_spark.sinks.base import Committer, SinkContext
+from flinkish_spark.sinks.base import Committer
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged
 from tests.coordinator_rig import Fault, Rig, ack, by_hand
+from tests.sinks import sink_context_of
 
 JOB = JobUuid("a" * 32)
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
@@ -118,7 +119,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Transactions:
 
 def committer_of(ownership: Ownership) -> Committer:
     """The product's own committer of a Kafka sink."""
-    context = SinkContext(JOB, ownership.epoch, "a", None, by_hand())  # type: ignore[arg-type]
+    context = sink_context_of(JOB, ownership.epoch, "a", None, by_hand())
     return KafkaSink("broker:9092", "out").create_committer(None, context)  # type: ignore[arg-type]
 
 

@@ -39,12 +39,12 @@ from flinkish_spark.protocol.gate_values import AlignmentMode
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Barrier, Committable, TaskAck
-from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.kafka import _KafkaCommitter
 from flinkish_spark.sinks.kafka_barriers import BARRIER_TASK, KafkaStaged, checkpoint_in
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SourceStart
 from tests.chained_log import JOB, mark
+from tests.sinks import sink_context_of
 
 # -- form -----------------------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ def test_barrier_records_need_checkpoints_that_are_exactly_once(writer: str) -> 
     """Where branches may show a barrier apart, records of checkpoint n come behind its barrier record."""
     schema = T.StructType([T.StructField("a", T.StringType())])
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
-    context = SinkContext(JOB, OwnerEpoch(0), "out", schema, config)
+    context = sink_context_of(JOB, OwnerEpoch(0), "out", schema, config)
     sink = KafkaSink("h:1", "t", writer=writer, barriers=BarrierRecords.EACH_CHECKPOINT)
     with pytest.raises(ConfigError, match=r"the sink 'out' writes barrier records.*leave barriers out"):
         sink.preflight(None, context)  # type: ignore[arg-type]

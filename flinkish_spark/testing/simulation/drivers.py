@@ -165,6 +165,7 @@ class Driver:
         self.asked, self.answered = 0, 0
         chance = world.stream(f"driver-{number}")
         store = SimStore(world, self.process, invariants.wrote, invariants.has_newer_owner)
+        self.clock = SimClock(world.scheduler, chance)
         engine = SimEngine(
             world,
             invariants,
@@ -174,8 +175,8 @@ class Driver:
             SimStore(world, self.jvm, invariants.wrote, invariants.has_newer_owner),
             lock_holder,
             world.layout,
+            self.clock,
         )
-        self.clock = SimClock(world.scheduler, chance)
         threads = SimThreads(world.scheduler, self.process)
         self.job_dir = JobDir(store)
         settings = JobSettings(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.clock import Clock
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     EnvironmentFault,
@@ -204,8 +205,9 @@ class SimEngine:
         jvm_store: Store,
         lock_holder: list[Process],
         layout: int,
+        clock: Clock,
     ) -> None:
-        self._layout = layout
+        self._layout, self._clock = layout, clock
         self._world, self._invariants = world, invariants
         self._driver, self._jvm_process = driver, jvm
         self._store, self._jvm_store, self._lock_holder = store, jvm_store, lock_holder
@@ -326,7 +328,10 @@ class SimEngine:
         return self._world.call(self._jvm_process, work, lambda: SparkGoneError("the simulated JVM is gone"))
 
     def _context(self, job: JobUuid, ownership: Ownership, uid: str) -> SinkContext:
-        return SinkContext(job, ownership.epoch, uid, T.StructType([]), self._world.scenario.checkpoint)
+        checkpoint, folder = self._world.scenario.checkpoint, Path("/nowhere") / uid
+        return SinkContext(
+            job, ownership.epoch, uid, T.StructType([]), checkpoint, "simulated", folder, self._clock
+        )
 
     def context(self, context: StagingContext, uid: str) -> SinkContext:
         """Return what a writer works for."""

@@ -10,9 +10,8 @@ from typing import Protocol, cast
 
 from flinkish_spark.errors import FencedError
 from flinkish_spark.protocol.ids import Lineage
-from flinkish_spark.runtime.control_source import OFFSET_KEY
 from flinkish_spark.runtime.ownership import Ownership
-from flinkish_spark.runtime.spark_log import SparkLog
+from flinkish_spark.runtime.spark_log import OFFSET_KEY, SparkLog
 from flinkish_spark.store import Store
 from flinkish_spark.testing.simulation.input_topic import TOPIC
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
