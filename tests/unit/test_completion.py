@@ -88,6 +88,8 @@ def test_the_steps_of_a_completion_have_one_order(bench) -> None:
         "+decision:1",
         "+sink-commit:a",
         "+sink-commit:b",
+        "+sink-complete:a",
+        "+sink-complete:b",
         "+group-offsets:1",
         "+receipt:1",
     ]
