@@ -93,7 +93,18 @@ class FencedError(EnvironmentFault):
 
 
 class CommittableLostError(EnvironmentFault):
-    """A decided committable can no longer be committed. The job stops; nothing later is decided."""
+    """A decided committable can no longer be committed. Nothing later is decided.
+
+    A job stops its query, and its next start stages the data again.
+    """
+
+    restartable = True
+
+
+class NotReplayableError(CommittableLostError):
+    """What is lost cannot be staged again either. The job stops; nothing later is decided."""
+
+    restartable = False
 
 
 class SparkGoneError(EnvironmentFault):

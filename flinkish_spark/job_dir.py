@@ -16,6 +16,7 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.replaying import RestagedEpoch
 from flinkish_spark.protocol.seeding import Seed
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
 from flinkish_spark.sealed_objects import SealedObjects
@@ -153,10 +154,28 @@ class JobDir:
         )
 
     def decision(self, checkpoint: CheckpointId) -> Decision | None:
-        """Return the decision, or None while the id is open."""
-        return self._objects.optional(
+        """Return the decision, with what was staged again since; None while the id is open."""
+        decision = self._objects.optional(
             f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
         )
+        restaged = None if decision is None else self.restaged(checkpoint)
+        return decision if decision is None or restaged is None else restaged.apply(decision)
+
+    def restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
+        """Return the newest replay of a checkpoint, or None if there was none."""
+        number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
+        key = f"restaged/{checkpoint}/{number}.json"
+        return self._objects.read(key, "restaged", RestagedEpoch.from_json) if number else None
+
+    def create_restaged(self, restaged: RestagedEpoch) -> CreateResult:
+        """Finish a replay; EXISTS means that somebody else has finished one with its number."""
+        key = f"restaged/{restaged.checkpoint}/{restaged.number}.json"
+        return self.store.create_if_absent(key, seal("restaged", restaged.to_json()))
+
+    def forget_restaged(self, checkpoint: CheckpointId) -> None:
+        """Delete what was staged again for a checkpoint that is deleted."""
+        for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
+            self.store.delete(f"restaged/{checkpoint}/{number}.json")
 
     def decided_ids(self) -> tuple[CheckpointId, ...]:
         """Return all ids that have a folder, in order of id."""

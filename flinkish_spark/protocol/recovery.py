@@ -27,6 +27,7 @@ from flinkish_spark.protocol.recovery_steps import (
     FinishRewind,
     Pin,
     RefuseOrder,
+    Replay,
     Reseed,
     RestoreLog,
     Rewind,
@@ -46,6 +47,7 @@ __all__ = [
     "Pin",
     "RecoveryFacts",
     "RefuseOrder",
+    "Replay",
     "Reseed",
     "RestoreLog",
     "Rewind",
@@ -100,11 +102,18 @@ def _restore_log(facts: RecoveryFacts) -> Step | None:
 
 
 def _confirm(facts: RecoveryFacts) -> Step | None:
-    target = facts.goes_back_to
     for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
-        is_given_up = target is not None and fact.checkpoint > target.checkpoint
-        if not fact.has_receipt and not (is_given_up and fact.checkpoint in facts.lost):
+        if not fact.has_receipt and fact.checkpoint not in facts.lost:
             return Confirm(fact.checkpoint)
+    return None
+
+
+def _replay(facts: RecoveryFacts) -> Step | None:
+    target = facts.order.target if facts.order is not None and not facts.refusal else None
+    for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
+        is_given_up = target is not None and fact.checkpoint > target
+        if not fact.has_receipt and fact.checkpoint in facts.lost and not is_given_up:
+            return Replay(fact.checkpoint)
     return None
 
 
@@ -201,9 +210,15 @@ RULES = (
     ),
     Rule(
         "a COMMIT without receipt",
-        "commit all sinks again, group offsets, receipt; one that is lost may be left behind by an order",
+        "commit all sinks again, group offsets, receipt",
         "nothing later may be decided before; ids that it names must not be reused",
         _confirm,
+    ),
+    Rule(
+        "a COMMIT of which a sink's system has destroyed something, unless an order leaves it behind",
+        "replay its micro-batches beside the job's log, stage again what is lost, confirm it",
+        "behind the confirmation that found it out, and before anything that needs it confirmed",
+        _replay,
     ),
     Rule(
         "the newest confirmed checkpoint is not pinned",

@@ -86,7 +86,7 @@ class RecoveryFacts:
     reseed_is_wanted
         Whether Spark's checkpoint has to begin anew, from the state of the last decided one.
     lost
-        Decided checkpoints of which this recovery has learned that they can never be finished.
+        Decided checkpoints of which this recovery has learned that something of them is lost.
     """
 
     rewind_is_open: bool

@@ -27,6 +27,13 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Stage again, over the recorded ranges, what a decided checkpoint has lost of one sink."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """Keep the state that a checkpoint needs from Spark's cleaning."""
 
@@ -104,6 +111,7 @@ Step = (
     FinishRewind
     | RestoreLog
     | Confirm
+    | Replay
     | Pin
     | RefuseOrder
     | AbortStaged

@@ -38,13 +38,14 @@ class Part(enum.Enum):
     """What a checkpoint has in the job directory, in the order in which it is deleted.
 
     This order matters. A trigger record without decision would be sealed, so it goes first. A
-    decision without its receipt would be committed again, so the receipt goes after it. A pin
-    without decision is garbage, so it goes last.
+    decision without its receipt would be committed again, so the receipt goes after it. What was
+    staged again for a decision, and its pin, are garbage without it, so they go last.
     """
 
     TRIGGER = "trigger.json"
     DECISION = "decision.json"
     RECEIPT = "receipt.json"
+    RESTAGED = "restaged"
     PIN = "pin"
 
 

@@ -22,7 +22,7 @@ from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins
-from flinkish_spark.runtime.recovering import Reseeding
+from flinkish_spark.runtime.recovery_parts import Reseeding
 from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
 from flinkish_spark.sinks.base import Committer
 
@@ -107,6 +107,9 @@ class Staging(Protocol):
             Two sinks of one stream saw other rows.
         """
 
+    def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
+        """Have these sinks stage `frame`, and no others; run it for the state behind it if there are none."""
+
 
 class QueryPlan(Protocol):
     """One start's plan; a restart plans anew."""
@@ -120,6 +123,12 @@ class QueryPlan(Protocol):
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
         """Start the query over the folder of `log`; `write` is called with every micro-batch."""
+
+    def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start a query over the folder of `log` that runs its newest ``offsets/`` entry, and ends.
+
+        Called by a replay, once per micro-batch, with an entry that has no ``commits/`` one.
+        """
 
 
 class QueryEngine(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +57,9 @@ def start_query(
     *,
     name: str,
     checkpoint_location: str,
-    trigger_ms: int,
+    trigger: Mapping[str, Any],
 ) -> StreamingQuery:
-    """Start the query; called inside :func:`query_conf`."""
+    """Start the query; called inside :func:`query_conf`. `trigger` is what DataStreamWriter.trigger takes."""
     stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
     stream = stream.option("checkpointLocation", checkpoint_location).queryName(name)
-    return stream.trigger(processingTime=f"{trigger_ms} milliseconds").start()
+    return stream.trigger(**trigger).start()

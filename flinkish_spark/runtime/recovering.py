@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import (
@@ -26,6 +26,7 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
+from flinkish_spark.runtime.recovery_parts import NO_REPLAYING, NO_RESEEDING, Replaying, Reseeding
 from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.steps import Observer
@@ -36,37 +37,6 @@ LOG = logging.getLogger(__name__)
 _PAUSE_MS = 200
 #: More steps than any recovery can need; above it the facts do not change, which is a bug.
 _MOST_STEPS = 1_000
-
-
-class Reseeding(Protocol):
-    """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
-
-    def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Whether the log that began in that lineage does not fit the job any more.
-
-        False once a log that fits has begun, or the recovery would not end.
-        """
-
-    def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the state of a decided checkpoint where the log that begins in `lineage` finds it.
-
-        Called with Spark not running, possibly again after a crash. `decision` is None if nothing
-        was decided in the present log: then the new one begins as that one did.
-        """
-
-
-class NoReseeding:
-    """A job whose log always fits."""
-
-    def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Return False."""
-        return False
-
-    def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Do nothing."""
-
-
-NO_RESEEDING = NoReseeding()
 
 
 class Recovery:
@@ -82,8 +52,8 @@ class Recovery:
         Keeps what retained checkpoints need; beside Spark's files unless given.
     positions
         What the sources have to do with a rewind.
-    reseeding
-        See :class:`Reseeding`.
+    reseeding, replaying
+        See :class:`Reseeding` and :class:`Replaying`.
     on_confirmed
         Told of each checkpoint that an earlier start decided and this recovery confirms.
     """
@@ -102,11 +72,13 @@ class Recovery:
         pins: CheckpointPins | None = None,
         positions: SourcePositions,
         reseeding: Reseeding = NO_RESEEDING,
+        replaying: Replaying = NO_REPLAYING,
         on_confirmed: Callable[[CheckpointId], None] = lambda checkpoint: None,
     ) -> None:
         self._job_dir, self._log, self._ownership = job_dir, log, ownership
         self._committers, self._confirmation = committers, confirmation
         self._clock, self._is_stopping, self._reseeding = clock, is_stopping, reseeding
+        self._replaying = replaying
         self._pins = SparkPins(log, log.root) if pins is None else pins
         self._rewinder = Rewinder(
             job_dir,
@@ -120,7 +92,7 @@ class Recovery:
             ownership.check,
         )
         self._on_confirmed, self._is_swept = on_confirmed, False
-        self._lost: set[CheckpointId] = set()
+        self._lost: dict[CheckpointId, CommittableLostError] = {}
         self._unpinnable: set[CheckpointId] = set()
 
     def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
@@ -129,7 +101,7 @@ class Recovery:
         Raises
         ------
         CommittableLostError
-            A decided committable is lost, and no order leaves it behind.
+            A decided committable is lost, cannot be staged again, and no order leaves it behind.
         RewindRefused
             The job was ordered to go back to a checkpoint that it cannot go back to.
         CorruptObjectError
@@ -230,6 +202,8 @@ class Recovery:
                 self._restore_log(decisions[checkpoint])
             case R.Confirm(checkpoint):
                 self._confirm(decisions[checkpoint])
+            case R.Replay(checkpoint):
+                self._replay(decisions[checkpoint])
             case R.Pin(checkpoint):
                 self._pin(decisions[checkpoint])
             case R.AbortStaged(attempts, reason):
@@ -287,15 +261,18 @@ class Recovery:
         try:
             self._confirmation.confirm(decision)
         except CommittableLostError as lost:
-            order = self._job_dir.rewind_order()
-            if order is None or order.target >= decision.checkpoint:
-                raise
-            LOG.warning("checkpoint %s is left behind, as ordered: %s", decision.checkpoint, lost)
-            self._lost.add(decision.checkpoint)
+            LOG.warning("checkpoint %s cannot be confirmed as it is: %s", decision.checkpoint, lost)
+            self._lost[decision.checkpoint] = lost
             return
         for batch in decision.batches:
             self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
         self._on_confirmed(decision.checkpoint)
+
+    def _replay(self, decision: Decision) -> None:
+        # What is staged again is confirmed by the next step, or found to be lost once more.
+        lost = self._lost[decision.checkpoint]
+        self._replaying.replay(decision, lost, self._abort_sink, self._patiently)
+        del self._lost[decision.checkpoint]
 
     def _refuse_order(self, reason: str) -> None:
         order = self._job_dir.rewind_order()

@@ -127,5 +127,7 @@ class CompletedCheckpoints:
             for part in deletion.parts:
                 if part is Part.PIN:
                     self._pins.unpin(deletion.checkpoint)
+                elif part is Part.RESTAGED:
+                    self._job_dir.forget_restaged(deletion.checkpoint)
                 else:
                     self._job_dir.store.delete(f"checkpoints/{deletion.checkpoint}/{part.value}")

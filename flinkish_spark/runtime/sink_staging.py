@@ -43,25 +43,37 @@ class SinkStaging:
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         """Stage `frame` in every sink; see :class:`~flinkish_spark.runtime.engine.Staging`."""
-        passes = sum(writer.passes for writer in self._writers.values())
+        staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
+        self._check_digests(staged)
+        return staged
+
+    def stage_only(
+        self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
+    ) -> StagedBatch:
+        """Stage `frame` in some sinks; see :class:`~flinkish_spark.runtime.engine.Staging`."""
+        if not sinks:
+            frame.write.format("noop").mode("overwrite").save()
+        passes = sum(self._writers[uid].passes for uid in sinks)
         if passes > 1:
             # Otherwise each sink would run the operators again, and a task that is retried in
             # between could stage other rows for one sink than for the other.
             frame = frame.persist()
         try:
-            staged = self._stage_sinks(frame, batch, attempt)
+            return self._stage_sinks(frame, batch, attempt, sinks)
         finally:
             if passes > 1:
                 frame.unpersist()
-        self._check_digests(staged)
-        return staged
 
-    def _stage_sinks(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
+    def _stage_sinks(
+        self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
+    ) -> StagedBatch:
         context = self._context
         acks, committables, blocks = [], [], []
         checkpoint = context.checkpoint_of(batch)
         counted: dict[int, int] = {}
         for sink in self._sinks:
+            if sink.uid not in sinks:
+                continue
             block = context.blocks.lease()
             blocks.append(block)
             rows = select_sink_rows(frame, sink, self._streams)

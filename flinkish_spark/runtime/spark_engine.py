@@ -28,7 +28,7 @@ from flinkish_spark.runtime.ownership import JobLock, Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
-from flinkish_spark.runtime.recovering import Reseeding
+from flinkish_spark.runtime.recovery_parts import Reseeding
 from flinkish_spark.runtime.settings import JobSettings, sink_context
 from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
@@ -172,6 +172,16 @@ class SparkPlan:
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
         """Start the query."""
+        trigger = {"processingTime": f"{self._settings.trigger_ms} milliseconds"}
+        return self._start(log, write, trigger)
+
+    def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start the query for its newest logged micro-batch."""
+        return self._start(log, write, {"once": True})
+
+    def _start(
+        self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
+    ) -> RunningQuery:
         settings = self._settings
         with query_conf(self._spark, settings.shuffle_partitions):
             query = start_query(
@@ -180,7 +190,7 @@ class SparkPlan:
                 write,
                 name=settings.name,
                 checkpoint_location=str(log.location),
-                trigger_ms=settings.trigger_ms,
+                trigger=trigger,
             )
         return SparkQuery(query, settings, self._dropped)
 

@@ -10,6 +10,7 @@ has a hidden checksum file beside it that must go with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,8 +20,13 @@ from typing import Any
 
 from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import ObjectMissing, Store
 
+#: Folder of replays below the job directory.
+REPLAY = "replay"
+#: Where Python sources record where they began.
+FIRST_OFFSETS = "control/first-offsets"
 #: Key of the checkpoint id in a source's offset; no Kafka topic can have this name.
 OFFSET_KEY = "flinkish:checkpoint"
 
@@ -121,6 +127,50 @@ class SparkLog:
     def _retired(self) -> Path:
         return self.root / "spark-retired"
 
+    # -- replays --------------------------------------------------------------------------------
+    def begin_replay(self, checkpoint: CheckpointId) -> SparkLog:
+        """Return a log beside this one, empty but for what tells Spark that it is the same query.
+
+        What an earlier replay left is deleted. The folder carries the owner epoch, as Spark's own does: a
+        replay whose driver has lost the job finds its folder gone.
+        """
+        self.end_replay()
+        name = f"{REPLAY}/{self.location.name}-{checkpoint}"
+        begun = SparkLog(self.store, name, self.root / name)
+        try:
+            begun.location.mkdir(parents=True)
+            for known in ("metadata", "sources"):
+                if (self.location / known).is_dir():
+                    # Where a source began, for a query that begins at its first micro-batch.
+                    shutil.copytree(self.location / known, begun.location / known)
+                elif (self.location / known).exists():
+                    shutil.copy2(self.location / known, begun.location / known)
+        except OSError as error:
+            raise StoreError(
+                f"cannot begin a replay in {begun.location}",
+                why=str(error),
+                what_to_do="check that the disk is there and may be written by this user",
+            ) from error
+        return begun
+
+    def end_replay(self) -> None:
+        """Delete what replays have left, of any owner."""
+        shutil.rmtree(self.root / REPLAY, ignore_errors=True)
+
+    def began_at(self) -> LoggedOffsets:
+        """Return where the sources stood before the first micro-batch, of those that have recorded it."""
+        found = []
+        for recorded in sorted((self.location / "sources").glob("*/0")):
+            # Spark's metadata logs begin with a zero byte and a version.
+            text = recorded.read_text(encoding="utf-8", errors="replace")
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(text[max(0, text.find("{")) :]))
+        for key in self.store.list(FIRST_OFFSETS):
+            objects = SealedObjects(self.store, "the job directory")
+            first = objects.optional(key, "first-offsets", dict)
+            found.append({} if first is None else first["offsets"])
+        return LoggedOffsets(tuple(found))
+
     def clear_state(self) -> None:
         """Delete all state, when a rewind goes back to before the first micro-batch.
 
@@ -192,3 +242,24 @@ class LoggedOffsets:
                     number = int(partition)
                     known[number] = min(int(offset), known.get(number, int(offset)))
         return lowest
+
+    def described_since(self, begin: LoggedOffsets | None) -> str:
+        """Return, for people, the ranges between `begin` and here; from the start without one."""
+        ranges = []
+        for position, source in enumerate(self.sources):
+            first = {} if begin is None or position >= len(begin.sources) else begin.sources[position]
+            for topic, ends in _partitions(source).items():
+                starts = _partitions(first).get(topic, {})
+                ranges += [
+                    f"{topic}-{p} from {starts.get(p, 'the start')} to {end}"
+                    for p, end in sorted(ends.items())
+                    if starts.get(p) != end
+                ]
+        return "; ".join(dict.fromkeys(ranges)) or "nothing that can be named"
+
+
+def _partitions(source: Any) -> dict[str, dict[str, int]]:
+    """Return what of a source's offset looks like partitions of topics."""
+    if not isinstance(source, dict):
+        return {}
+    return {str(name): value for name, value in source.items() if isinstance(value, dict)}

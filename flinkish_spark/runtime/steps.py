@@ -22,6 +22,7 @@ class Step(enum.Enum):
     SINK_COMPLETE = "sink-complete"
     GROUP_OFFSETS = "group-offsets"
     RECEIPT = "receipt"
+    RESTAGED = "restaged"
     REWIND_INTENT = "rewind-intent"
     REWIND_DELETE = "rewind-delete"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-from collections.abc import Mapping
+from functools import partial
 
 from flinkish_spark.answers import Asked
 from flinkish_spark.coordinator import CheckpointCoordinator
@@ -17,7 +17,7 @@ from flinkish_spark.errors import FencedError, FlinkishError, InputLostError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
@@ -35,8 +35,10 @@ from flinkish_spark.runtime.inputs import Inputs, until_answered
 from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.listeners import JobStates
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
-from flinkish_spark.runtime.ownership import Ownership, seal_open_ids, take_over
+from flinkish_spark.runtime.owned import OwnedJob
+from flinkish_spark.runtime.ownership import seal_open_ids, take_over
 from flinkish_spark.runtime.recovering import Recovery, sweep_after_stop
+from flinkish_spark.runtime.replaying import Replayer
 from flinkish_spark.runtime.restarting import RestartPolicy
 from flinkish_spark.runtime.retiring import CompletedCheckpoints
 from flinkish_spark.runtime.rewind_orders import PendingRewind
@@ -45,7 +47,6 @@ from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
 from flinkish_spark.runtime.tracking import CheckpointTracker
-from flinkish_spark.sinks.base import Committer
 
 LOG = logging.getLogger(__name__)
 _WATCH_MS = 100
@@ -73,7 +74,7 @@ class Supervisor:
 
     def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
         self._engine, self._settings, self._job_dir = engine, settings, job_dir
-        self._attempts, self._blocks = itertools.count(1), BlockPool()
+        self._attempts, self._starts, self._blocks = itertools.count(1), itertools.count(), BlockPool()
         self._tracker: CheckpointTracker | None = None
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
@@ -141,15 +142,17 @@ class Supervisor:
         log = self._engine.fenced_log(ownership)
         inputs = Inputs(self._engine.sources, self._job_dir, log)
         committers = self._engine.committers(job, ownership)
-        self._pins = self._engine.pins(log)
-        keeping = (settings.checkpoint, self._pins, lambda: self.control.exporting, ownership)
+        tracker = CheckpointTracker(self._job_dir, settings.clock)
+        pins = self._engine.pins(log)
+        owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker)
+        keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
-        self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
+        self._tracker = tracker
         self._outside.start(settings.threads, ownership.epoch)
         try:
             while True:
                 try:
-                    self._run_query(job, ownership, log, inputs, committers, tracker)
+                    self._run_query(owned)
                     break
                 except Interrupted:
                     break
@@ -207,16 +210,9 @@ class Supervisor:
         return not control.cancel_wanted.is_set()
 
     # -- one start of the query -----------------------------------------------------------------
-    def _run_query(
-        self,
-        job: JobUuid,
-        ownership: Ownership,
-        log: SparkLog,
-        inputs: Inputs,
-        committers: Mapping[str, Committer],
-        tracker: CheckpointTracker,
-    ) -> None:
-        settings = self._settings
+    def _run_query(self, owned: OwnedJob) -> None:
+        settings, ownership, log, inputs = self._settings, owned.ownership, owned.log, owned.inputs
+        committers, tracker = owned.committers, owned.tracker
         confirmation = Confirmation(
             self._job_dir,
             ownership,
@@ -228,10 +224,10 @@ class Supervisor:
         )
         self._is_starting = True
         self.control.detach()
-        start, kept = self._recover(ownership, log, inputs, committers, confirmation, tracker)
+        start, kept = self._recover(owned, confirmation)
         if not until_answered(inputs.check, self._is_stopping):
             raise Interrupted("waiting for the input")
-        control = ControlFile.of_start(settings.root / "control", ownership.epoch, self.progress.restarts)
+        control = self._control_file(owned)
         plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
@@ -264,7 +260,9 @@ class Supervisor:
             ),
             kept,
         )
-        context = StagingContext(job, ownership, self._job_dir.lineage(), self._blocks, settings.clock, log)
+        context = StagingContext(
+            owned.job, ownership, self._job_dir.lineage(), self._blocks, settings.clock, log
+        )
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs)
         self._is_starting = False
         query = plan.start(log, writer)
@@ -284,29 +282,32 @@ class Supervisor:
         if self.control.stop_wanted.is_set() or coordinator.final_confirmed.is_set():
             sweep_after_stop(self._job_dir, committers)
 
-    def _recover(
-        self,
-        ownership: Ownership,
-        log: SparkLog,
-        inputs: Inputs,
-        committers: Mapping[str, Committer],
-        confirmation: Confirmation,
-        tracker: CheckpointTracker,
-    ) -> tuple[StartSpark, list[StagedBatch]]:
-        settings = self._settings
+    def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> tuple[StartSpark, list[StagedBatch]]:
+        settings, inputs = self._settings, owned.inputs
         recovery = Recovery(
             self._job_dir,
-            log,
-            ownership,
-            committers,
+            owned.log,
+            owned.ownership,
+            owned.committers,
             confirmation,
             settings.clock,
             settings.observer,
             self._is_stopping,
-            pins=self._pins,
+            pins=owned.pins,
             positions=SourcePositions(inputs.lower, inputs.why_lost),
             on_confirmed=self.states.completed,
-            reseeding=self._engine.reseeding(log),
+            reseeding=self._engine.reseeding(owned.log),
+            replaying=Replayer(
+                self._engine,
+                self._job_dir,
+                owned,
+                self._blocks,
+                partial(self._control_file, owned),
+                self._attempts,
+                settings.clock,
+                settings.observer,
+                self._is_stopping,
+            ),
         )
         try:
             start, kept = recovery.run()
@@ -318,18 +319,15 @@ class Supervisor:
             start, kept = recovery.run()
         newest = self._job_dir.newest_commit()
         self.states.goes_on_from(None if newest is None else newest.checkpoint)
-        tracker.settle()
         savepoint = self._engine.restored_from() if newest is None else None
+        owned.restore(newest, savepoint, settings.hooks)
         if newest is not None:
-            settings.hooks.restore(newest.checkpoint, newest.hook_states)
-            tracker.restored(newest.checkpoint)
             self._failures = self._failures.completed(newest.checkpoint)
-        elif savepoint is not None:
-            settings.hooks.restore(savepoint.checkpoint, savepoint.hooks)
-            tracker.restored(savepoint.checkpoint, savepoint.path)
-        else:
-            settings.hooks.restore(None, {})
         return start, kept
+
+    def _control_file(self, owned: OwnedJob) -> ControlFile:
+        folder = self._settings.root / "control"
+        return ControlFile.of_start(folder, owned.ownership.epoch, next(self._starts))
 
     def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
         final_triggered = False

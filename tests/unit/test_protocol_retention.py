@@ -141,7 +141,7 @@ def test_deleting_never_passes_an_id_that_is_being_read():
 
 def test_each_deletion_is_complete_and_in_the_order_that_a_crash_may_cut_anywhere():
     (deletion,) = to_delete(facts(done(1), done(2), done(3)))
-    assert deletion.parts == (Part.TRIGGER, Part.DECISION, Part.RECEIPT, Part.PIN)
+    assert deletion.parts == (Part.TRIGGER, Part.DECISION, Part.RECEIPT, Part.RESTAGED, Part.PIN)
 
 
 def test_what_a_crash_left_of_a_deletion_is_deleted():

@@ -32,7 +32,7 @@ from flinkish_spark.runtime.engine import QueryPlan, RestoredFrom, RunningQuery,
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins
-from flinkish_spark.runtime.recovering import Reseeding
+from flinkish_spark.runtime.recovery_parts import Reseeding
 from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
 from flinkish_spark.sinks.base import Committer, SinkContext, StageResult
@@ -366,6 +366,10 @@ class SimPlan:
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
         """Start the query."""
         return self._engine.start(log, write, self._offered)
+
+    def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start nothing: nothing decided is lost in the simulated world."""
+        raise NotImplementedError
 
 
 def _ends(position: LoggedOffsets) -> dict[int, int]:

@@ -1,0 +1,240 @@
+"""Commit or replay: what is staged again when decided data can no longer be committed (DESIGN 8.3).
+
+A decided checkpoint must be finished. Of a sink whose system has destroyed what was staged, the lost
+committables are a suffix: commits stop at the first one. The micro-batches of the epoch run again over
+their recorded ranges, from the state of the checkpoint before, beside the job's own log and state. What
+is lost, and nothing else, is staged again; it takes the place of the lost committables and is committed
+under the same checkpoint id. The other sinks, and what this one has committed, stay as they are.
+
+That is right only if the replay gives the same rows. It is not assumed but looked at: every task of every
+sink acknowledged the number of its rows and their digest, when they were first staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, checked_name
+from flinkish_spark.protocol.records import Committable, Json, SinkAck, StagedBatch
+
+#: Returns the Spark partition whose rows a committable holds; None if it does not hold one's.
+TaskOf = Callable[[Committable], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CannotReplay:
+    """The epoch cannot be staged again; `why` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReplay:
+    """What a replay does in one micro-batch.
+
+    Parameters
+    ----------
+    original
+        As it is in the decision.
+    committed, lost
+        The committables of the sink that are done and that have to be staged again. Without lost ones the
+        micro-batch only runs, for the state behind it.
+    """
+
+    original: StagedBatch
+    committed: tuple[Committable, ...]
+    lost: tuple[Committable, ...]
+
+    @property
+    def batch(self) -> BatchId:
+        """Return which micro-batch it is."""
+        return self.original.batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What is staged again of one sink, by micro-batch in order; behind the last one nothing is lost."""
+
+    checkpoint: CheckpointId
+    sink: str
+    batches: tuple[BatchReplay, ...]
+
+    @property
+    def lost(self) -> tuple[Committable, ...]:
+        """Return what is lost, in the order in which it would have been committed."""
+        return tuple(committable for batch in self.batches for committable in batch.lost)
+
+
+def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -> ReplayPlan | CannotReplay:
+    """Plan what to stage again.
+
+    Parameters
+    ----------
+    decision
+        The checkpoint; a COMMIT without receipt.
+    sink
+        Whose committables are lost.
+    position
+        The first lost one, counted over the sink's committables in batch order. All before it are
+        committed.
+    task_of
+        See :data:`TaskOf`; asked about the sink's committables.
+    """
+    planned: list[BatchReplay] = []
+    seen = 0
+    for batch in decision.batches:
+        mine = tuple(c for c in batch.committables if c.sink == sink)
+        committed = mine[: max(0, position - seen)]
+        planned.append(BatchReplay(batch, committed, mine[len(committed) :]))
+        seen += len(mine)
+        if planned[-1].lost and not all(_is_of_a_task(one, task_of) for one in committed):
+            return CannotReplay(
+                f"a part of micro-batch {batch.batch} is committed, and what it holds cannot be told apart"
+            )
+    while planned and not planned[-1].lost:
+        planned.pop()
+    if not planned:
+        return CannotReplay(f"nothing of sink '{sink}' is lost")
+    return ReplayPlan(decision.checkpoint, sink, tuple(planned))
+
+
+def _is_of_a_task(committable: Committable, task_of: TaskOf) -> bool:
+    return task_of(committable) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Restaged:
+    """What a replay staged again, and what of it is not needed.
+
+    Parameters
+    ----------
+    batches
+        All micro-batches of the decision, with what was staged again in the place of what was lost.
+    surplus
+        Staged again although it is committed: the tasks of a micro-batch stage together. To be aborted.
+    """
+
+    batches: tuple[StagedBatch, ...]
+    surplus: tuple[Committable, ...]
+
+
+def restage(
+    decision: Decision, plan: ReplayPlan, staged: Mapping[BatchId, StagedBatch], task_of: TaskOf
+) -> Restaged | CannotReplay:
+    """Put what was staged again into the place of what was lost, if it is the same.
+
+    Parameters
+    ----------
+    staged
+        What the replay staged of the plan's sink, by micro-batch; those with lost committables.
+    """
+    kept: list[StagedBatch] = list(decision.batches)
+    surplus: list[Committable] = []
+    for position, part in enumerate(plan.batches):
+        if not part.lost:
+            continue
+        again = staged[part.batch]
+        why = _why_other(plan.sink, part, again)
+        if why:
+            return CannotReplay(why)
+        done = {task_of(committable) for committable in part.committed}
+        needed = [c for c in again.committables if task_of(c) is None or task_of(c) not in done]
+        surplus += [c for c in again.committables if c not in needed]
+        kept[position] = _replaced(part, tuple(needed))
+    return Restaged(tuple(kept), tuple(surplus))
+
+
+def _replaced(part: BatchReplay, needed: tuple[Committable, ...]) -> StagedBatch:
+    """Return the micro-batch with other committables, in the order of the sinks."""
+    committables: list[Committable] = []
+    for committable in part.original.committables:
+        if committable == part.lost[0]:
+            committables += needed
+        if committable not in part.lost:
+            committables.append(committable)
+    return replace(part.original, committables=tuple(committables))
+
+
+def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
+    """Return why a replayed micro-batch is not what was staged first; empty if it is."""
+    first, second = _ack_of(part.original, sink), _ack_of(again, sink)
+    if (first.rows, first.digest) != (second.rows, second.digest):
+        return (
+            f"micro-batch {part.batch} gives sink '{sink}' {second.rows} rows now and gave it {first.rows} "
+            "rows when it was decided, or other ones"
+        )
+    if part.committed and _by_task(first) != _by_task(second):
+        return (
+            f"a part of micro-batch {part.batch} is committed to sink '{sink}', and its rows are now in "
+            "other tasks"
+        )
+    return ""
+
+
+def _ack_of(staged: StagedBatch, sink: str) -> SinkAck:
+    return next(ack for ack in staged.acks if ack.sink == sink)
+
+
+def _by_task(ack: SinkAck) -> dict[int, tuple[int, int]]:
+    return {task.partition: (task.rows, task.digest) for task in ack.tasks if task.rows}
+
+
+@dataclass(frozen=True, slots=True)
+class RestagedEpoch:
+    """A finished replay: what a decided checkpoint commits from now on.
+
+    Written once per replay, by whoever carried it out, when everything it names is staged; what it replaces
+    has been aborted by then. The newest one counts.
+
+    Parameters
+    ----------
+    number
+        1 for the first replay of the checkpoint.
+    sink, reason
+        For people: whose data was lost, and how.
+    batches
+        All micro-batches of the decision.
+    """
+
+    checkpoint: CheckpointId
+    number: int
+    owner_epoch: OwnerEpoch
+    restaged_at_ms: int
+    sink: str
+    reason: str
+    batches: tuple[StagedBatch, ...]
+
+    def apply(self, decision: Decision) -> Decision:
+        """Return the decision with what has been staged again."""
+        return replace(decision, batches=self.batches)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "checkpoint": int(self.checkpoint),
+            "number": self.number,
+            "owner_epoch": int(self.owner_epoch),
+            "restaged_at_ms": self.restaged_at_ms,
+            "sink": self.sink,
+            "reason": self.reason,
+            "batches": [batch.to_json() for batch in self.batches],
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RestagedEpoch:
+        """Read the stored form."""
+        found = cls(
+            CheckpointId(value["checkpoint"]),
+            int(value["number"]),
+            OwnerEpoch(value["owner_epoch"]),
+            int(value["restaged_at_ms"]),
+            checked_name(value["sink"], "sink uid"),
+            str(value["reason"]),
+            tuple(StagedBatch.from_json(b) for b in value["batches"]),
+        )
+        if not found.batches:
+            raise ValueError(f"a replay of checkpoint {found.checkpoint} without a micro-batch")
+        return found

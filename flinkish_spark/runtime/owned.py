@@ -1,0 +1,56 @@
+"""What one ownership of a job directory has: made at the takeover, used by every start of the query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.runtime.engine import RestoredFrom
+from flinkish_spark.runtime.inputs import Inputs
+from flinkish_spark.runtime.master_hooks import MasterHooks
+from flinkish_spark.runtime.ownership import Ownership
+from flinkish_spark.runtime.pins import CheckpointPins
+from flinkish_spark.runtime.spark_log import SparkLog
+from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.sinks.base import Committer
+
+
+@dataclass(frozen=True)
+class OwnedJob:
+    """A job that this process owns.
+
+    Parameters
+    ----------
+    committers
+        By sink uid, in the order in which sinks commit.
+    """
+
+    job: JobUuid
+    ownership: Ownership
+    log: SparkLog
+    pins: CheckpointPins
+    inputs: Inputs
+    committers: Mapping[str, Committer]
+    tracker: CheckpointTracker
+
+    def restore(self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks) -> None:
+        """Tell hooks and statistics what the next start of the query goes on from.
+
+        Parameters
+        ----------
+        newest
+            The last checkpoint; None before the first.
+        savepoint
+            What a lineage without checkpoints began with; None if it began with nothing.
+        """
+        self.tracker.settle()
+        if newest is not None:
+            hooks.restore(newest.checkpoint, newest.hook_states)
+            self.tracker.restored(newest.checkpoint)
+        elif savepoint is not None:
+            hooks.restore(savepoint.checkpoint, savepoint.hooks)
+            self.tracker.restored(savepoint.checkpoint, savepoint.path)
+        else:
+            hooks.restore(None, {})
