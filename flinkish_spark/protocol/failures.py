@@ -155,7 +155,7 @@ FAILURE_RULES: Mapping[CheckpointFailureReason, FailureRule] = {
     _R.DECISION_FAILED: FailureRule(_P.IN_FLIGHT, _C.COUNTS, "the store did not take the decision"),
     _R.OWNER_LOST: FailureRule(_P.IN_FLIGHT, _C.DOES_NOT_COUNT, "a newer owner has taken the job over"),
     _R.COMMITTABLE_LOST: FailureRule(
-        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "decided data is lost; the job ends with an error of its own"
+        _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "decided data is lost; the next start replays it"
     ),
     _R.SAVEPOINT_FAILED: FailureRule(
         _P.IN_FLIGHT, _C.DOES_NOT_COUNT, "the checkpoint is complete, its export as a savepoint failed"

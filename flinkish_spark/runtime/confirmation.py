@@ -161,8 +161,7 @@ class Confirmation:
             f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
             f"micro-batch {batch.batch}, is lost",
             why=answer.detail,
-            what_to_do="nothing later is decided and nothing is skipped; restore the job from before "
-            f"checkpoint {decision.checkpoint}, or clear its rows from the other sinks and replay",
+            what_to_do="none: nothing later is decided, and the next start of the query stages it again",
             sink=uid,
             checkpoint=decision.checkpoint,
             position=position,

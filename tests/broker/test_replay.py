@@ -45,7 +45,7 @@ def job(spark, broker, job_dir, source, sinks=(), table=None, **settings):
     stream = env.from_source(orders_source(broker.bootstrap_servers, source, group_id="g"), uid="orders")
     totals = stream.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
     for number, sink in enumerate(sinks):
-        kafka = KafkaSink(broker.bootstrap_servers, sink, key="user", transaction_timeout_ms=60_000)
+        kafka = KafkaSink(broker.bootstrap_servers, sink, key="user")
         totals.sink_to(kafka, uid=f"kafka-{number}")
     if table is not None:
         totals.sink_to(DeltaSink(str(table)), uid="delta")
@@ -135,6 +135,10 @@ def several_batches():
     return CheckpointConfig(interval_ms=2_500, restart_budget_ms=5_000)
 
 
+def visible(broker, sink):
+    return totals_in(broker.bootstrap_servers, sink).total()
+
+
 def replays(job_dir, checkpoints):
     found = [JobDir(LocalStore(job_dir)).restaged(CheckpointId(n)) for n in checkpoints]
     return [one.number for one in found if one is not None]
@@ -153,7 +157,7 @@ def test_decided_transactions_that_the_broker_aborts_are_replayed(spark, broker,
         feeder = threading.Thread(target=fed, args=(broker, source, 5, 45))
         feeder.start()
         feeder.join()
-        await_that(lambda: rows(client, "delta") == 90, client)
+        await_that(lambda: visible(broker, sink) == 90, client)
         client.stop_with_checkpoint()
         assert client.wait(60_000)
     finally:
@@ -173,7 +177,7 @@ def test_the_first_epoch_is_replayed_from_where_the_sources_began(spark, broker,
     env = job(spark, broker, job_dir, source, [sink])
     thief = AfterDecisions(job_dir, abort_transactions(broker))
     env.observe(thief)
-    run_until(env, lambda c: rows(c, "kafka-0") >= 40)
+    run_until(env, lambda c: visible(broker, sink) == 40)
     assert replays(job_dir, thief.struck) == [1]
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
@@ -184,7 +188,7 @@ def test_what_two_sinks_lose_is_replayed_for_both(spark, broker, topic, job_dir)
     thief = AfterDecisions(job_dir, abort_transactions(broker))
     env.observe(thief)
     feed(broker, source, 0, 20)
-    run_until(env, lambda c: rows(c, "kafka-1") >= 40)
+    run_until(env, lambda c: visible(broker, one) == visible(broker, other) == 40)
     assert replays(job_dir, thief.struck) == [2]
     for sink in (one, other):
         assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
@@ -206,7 +210,7 @@ def test_staged_files_that_are_vacuumed_behind_the_decision_are_replayed(
     thief = AfterDecisions(job_dir, vacuum)
     env.observe(thief)
     feed(broker, source, 10, 30)
-    run_until(env, lambda c: rows(c, "delta") >= 40)
+    run_until(env, lambda c: len(read_delta(table)) == 60)
     assert replays(job_dir, thief.struck) == [1]
     expected = expected_totals(amounts(30))
     assert totals_in(broker.bootstrap_servers, sink) == expected
@@ -220,7 +224,7 @@ def test_a_task_that_is_lost_alone_is_replayed_alone(spark, broker, topic, job_d
     env = job(spark, broker, job_dir, source, [sink])
     thief = AfterDecisions(job_dir, abort_transactions(broker, only=lambda position: position == 1))
     env.observe(thief)
-    run_until(env, lambda c: rows(c, "kafka-0") >= 40)
+    run_until(env, lambda c: visible(broker, sink) == 40)
     assert replays(job_dir, thief.struck) == [1]
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
@@ -263,7 +267,7 @@ def test_a_job_that_was_stopped_until_its_decided_transactions_timed_out(spark, 
                 time.sleep(0.2)
             assert still_open(transactions, uuid) == []
         feed(broker, "orders", 20, 30)
-        run_until(timed_job(), lambda c: rows(c, "kafka-0") >= 20)
+        run_until(timed_job(), lambda c: visible(broker, "totals") == 60)
         assert replays(job_dir, thief.struck) == [1]
         assert totals_in(broker.bootstrap_servers, "totals") == expected_totals(amounts(30))
 

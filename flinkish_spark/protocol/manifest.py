@@ -1,0 +1,114 @@
+"""What a manifest says about one checkpoint: one record, the same in every repetition but for its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.purpose import CheckpointPurpose
+
+#: Topic -> partition -> first offset that is not in the checkpoint.
+Positions = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkShare:
+    """What one sink shows with a checkpoint.
+
+    Parameters
+    ----------
+    rows
+        Records that it got, those included that its policy kept out.
+    dropped, dead_lettered
+        Those that its policy kept out, or sent elsewhere.
+    facts
+        What it said about its commit, such as the version of a table.
+    """
+
+    rows: int
+    dropped: int
+    dead_lettered: int
+    facts: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "rows": self.rows,
+            "dropped": self.dropped,
+            "dead_lettered": self.dead_lettered,
+            "facts": dict(self.facts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRecord:
+    """A checkpoint that every sink has committed.
+
+    Readers who must see whole checkpoints only read up to what the newest record names. A record of a
+    higher lineage supersedes those of lower ones from its first micro-batch on: the job went back.
+
+    Parameters
+    ----------
+    lineage, first_batch, last_batch
+        The micro-batches that it consists of.
+    decided_at_ms
+        Wall-clock time of its decision.
+    sinks
+        By sink uid; sinks that got nothing have a share of no rows.
+    offsets
+        How far the sources have been read.
+    """
+
+    checkpoint: CheckpointId
+    lineage: Lineage
+    first_batch: BatchId
+    last_batch: BatchId
+    decided_at_ms: int
+    purpose: CheckpointPurpose
+    sinks: Mapping[str, SinkShare]
+    offsets: Positions
+
+    @classmethod
+    def of(
+        cls, decision: Decision, facts: Mapping[str, Mapping[str, Any]], offsets: Positions
+    ) -> ManifestRecord:
+        """Return the record of a decided checkpoint.
+
+        Parameters
+        ----------
+        facts
+            By sink uid.
+        """
+        shares: dict[str, list[int]] = {}
+        for batch in decision.batches:
+            for ack in batch.acks:
+                share = shares.setdefault(ack.sink, [0, 0, 0])
+                share[0] += ack.rows
+                share[1] += sum(task.dropped for task in ack.tasks)
+                share[2] += sum(task.dead_lettered for task in ack.tasks)
+        return cls(
+            decision.checkpoint,
+            decision.lineage,
+            decision.batches[0].batch,
+            decision.batch,
+            decision.decided_at_ms,
+            decision.purpose,
+            {uid: SinkShare(*share, facts.get(uid, {})) for uid, share in shares.items()},
+            offsets,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; the keys are part of what readers rely on."""
+        return {
+            "checkpoint": int(self.checkpoint),
+            "lineage": int(self.lineage),
+            "first_batch": int(self.first_batch),
+            "last_batch": int(self.last_batch),
+            "decided_at_ms": self.decided_at_ms,
+            "purpose": self.purpose.value,
+            "sinks": {uid: share.to_json() for uid, share in self.sinks.items()},
+            "offsets": {t: {str(p): offset for p, offset in ps.items()} for t, ps in self.offsets.items()},
+        }
