@@ -82,17 +82,17 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
     """Judge a read_committed slice that starts at `place`; None if only a marker can tell."""
     if seen.last_stable_offset <= place.offset:
         return None
-    if any(pid == producer_id and first <= place.offset for pid, first in seen.aborted):
-        return Finding(Fate.ABORTED, f"{place} lies in an aborted transaction")
     batch = _covering(seen, place.offset)
-    if batch is None or batch.records == 0:
-        return None
-    if (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
+    if batch is not None and (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
         return Finding(
             Fate.GONE,
             f"{place} holds a record of producer {batch.producer_id} epoch {batch.producer_epoch}: "
             "the topic was created again or its log was truncated",
         )
+    if any(pid == producer_id and first <= place.offset for pid, first in seen.aborted):
+        return Finding(Fate.ABORTED, f"{place} lies in an aborted transaction")
+    if batch is None or batch.records == 0:
+        return None
     return Finding(Fate.COMMITTED, f"{place} is visible to read_committed readers")
 
 

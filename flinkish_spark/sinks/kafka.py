@@ -9,7 +9,7 @@ receipt, so a handle can never name somebody else's transaction.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,19 +40,12 @@ from flinkish_spark.kafka.staging_settings import (
     StagingSettings,
 )
 from flinkish_spark.kafka.task_ids import MAX_ATTEMPT_INDEX
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.outcomes import CommitAnswer
-from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
-from flinkish_spark.sinks.kafka_barriers import (
-    KafkaStaged,
-    bound,
-    checkpoint_in,
-    committed,
-    stage_barrier,
-    staged_in,
-)
+from flinkish_spark.sinks.kafka_barriers import KafkaStaged, checkpoint_in, stage_barrier
+from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 from flinkish_spark.sinks.python_tasks import StageInPython, reports
 
 if TYPE_CHECKING:
@@ -188,7 +181,7 @@ class KafkaSink(Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
-        return _KafkaCommitter(self, context)
+        return KafkaCommitter(TransactionClient(self.connection), context)
 
     def record_columns(self, schema: T.StructType) -> list[Column]:
         """Return key, value and topic of a record as the writer wants them."""
@@ -276,61 +269,6 @@ class _JvmWriter(_KafkaWriter):
             "oversize": "dead-letter" if isinstance(policy, DeadLetter) else policy.value,
             "dead_letter_topic": policy.topic if isinstance(policy, DeadLetter) else None,
         }
-
-
-class _KafkaCommitter(Committer):
-    def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
-        self._context = context
-        self._client = TransactionClient(sink.connection)
-
-    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """End each transaction with COMMIT, in the given order, stopping at the first that is not done.
-
-        The barrier records of a checkpoint that was aborted are aborted here.
-        """
-        answers: list[CommitAnswer] = []
-        for staged in staged_in(committables):
-            answers.append(committed(self._client, checkpoint, staged))
-            if not answers[-1].outcome.is_done:
-                # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
-                break
-        return answers
-
-    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """End each transaction with ABORT."""
-        return [self._client.abort(staged.handle) for staged in staged_in(committables)]
-
-    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Ask the transaction coordinators."""
-        handles = {index: one.handle for index, one in bound(staged_in(committables)).items()}
-        alive = self._client.is_alive(handles.values())
-        who = f"sink '{self._context.uid}', transaction"
-        return {
-            index: f"{who} {handle.transactional_id}: {alive[handle].reason}"
-            for index, handle in handles.items()
-            if not alive[handle].alive
-        }
-
-    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Abort open transactions of this job that nobody will decide."""
-        names = {str(c.payload.get("transactional_id", "")) for c in kept}
-        aborted = 0
-        listed = self._client.list_of_job(self._context.job)
-        # This order matters: a block that is leased after the listing has nothing in it.
-        leased = running_blocks()
-        for found in listed:
-            mine = found.transactional_id.owner_epoch == self._context.owner_epoch
-            newer = found.transactional_id.owner_epoch > self._context.owner_epoch
-            running = mine and found.transactional_id.block in leased
-            if newer or running or str(found.transactional_id) in names:
-                continue
-            self._client.abort_open(found.transactional_id)
-            aborted += 1
-        return aborted
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
 
 _RESERVED = frozenset(

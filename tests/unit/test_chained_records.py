@@ -39,8 +39,8 @@ from flinkish_spark.protocol.gate_values import AlignmentMode
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Barrier, Committable, TaskAck
-from flinkish_spark.sinks.kafka import _KafkaCommitter
 from flinkish_spark.sinks.kafka_barriers import BARRIER_TASK, KafkaStaged, checkpoint_in
+from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SourceStart
 from tests.chained_log import JOB, mark
@@ -228,10 +228,8 @@ class FakeClient:
         }
 
 
-def committer(client: FakeClient) -> _KafkaCommitter:
-    made = _KafkaCommitter.__new__(_KafkaCommitter)
-    made._client, made._context = client, SimpleNamespace(uid="out")  # type: ignore[assignment]
-    return made
+def committer(client: FakeClient) -> KafkaCommitter:
+    return KafkaCommitter(client, SimpleNamespace(uid="out"))  # type: ignore[arg-type]
 
 
 def committables(*staged: KafkaStaged) -> list[Committable]:

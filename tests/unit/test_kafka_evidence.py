@@ -49,6 +49,8 @@ def test_the_brokers_list_of_aborted_transactions_decides() -> None:
 @pytest.mark.parametrize("stranger", [Batch(98, 102, 8, EPOCH, 5), Batch(98, 102, PRODUCER, EPOCH + 1, 5)])
 def test_a_strangers_record_at_our_place_is_no_evidence(stranger: Batch) -> None:
     assert stable(200, stranger) is Fate.GONE
+    # Nor is it one if the stranger's transaction was aborted: ours may have been committed.
+    assert stable(200, stranger, aborted=((stranger.producer_id, 98),)) is Fate.GONE
 
 
 def test_a_compacted_place_is_left_to_the_markers() -> None:

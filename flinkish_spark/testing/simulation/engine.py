@@ -37,7 +37,7 @@ from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
 from flinkish_spark.sinks.base import Committer, SinkContext, StageResult
 from flinkish_spark.sinks.delta import DeltaSink, _DeltaCommitter
-from flinkish_spark.sinks.kafka import _KafkaCommitter
+from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 from flinkish_spark.sources.base import Source
 from flinkish_spark.store import Store
 from flinkish_spark.testing.simulation.faults import FaultKind as K
@@ -68,7 +68,7 @@ JOB = JobUuid("5" * 32)
 SOURCE, OPERATOR = "input", "count"
 
 
-class SimKafkaCommitter(_KafkaCommitter):
+class SimKafkaCommitter(KafkaCommitter):
     """The product's committer over simulated transactions."""
 
     def __init__(self, context: SinkContext, call: SinkCall, client: Any) -> None:

@@ -1,28 +1,23 @@
 package io.github.flinkishspark.shim;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
-import java.util.Map;
 import org.apache.kafka.common.KafkaException;
 import org.apache.spark.TaskContext;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Stages the rows of one micro-batch in Kafka transactions, one per Spark task, and leaves the transactions open.
+ * Stages the rows of one micro-batch in Kafka: in transactions, one per Spark task, that are left open; or, under a weaker
+ * {@link Delivery}, just so.
  *
  * <p>Called from Python on the driver. What comes back names every transaction of the successful attempts; those of failed,
  * killed or speculative attempts that could not abort themselves are found by their ids, which are all of the form
  * {@code prefix-partition-attemptIndex}.
  */
 public final class KafkaStager {
-  private static final int KEY = 4;
-  private static final int VALUE = 5;
-  private static final int TOPIC = 6;
   private static final int TASK_ATTEMPTS_PER_STAGE_ATTEMPT = 16;
 
   private KafkaStager() {}
@@ -31,7 +26,7 @@ public final class KafkaStager {
    * Runs one Spark job over the rows as they are stored, without making Row objects of them.
    *
    * @param df columns by position: kind INT, checkpoint BIGINT, channel BIGINT, hash BIGINT, key BINARY, value BINARY, topic
-   *     STRING; key, value and topic may be null, and a null topic stands for the default one
+   *     STRING, then those that the options name; all but kind may be null, and a null topic stands for the default one
    * @param optionsJson see {@link StageOptions}; may hold secrets, never printed
    * @return a JSON array with one element per task, in the order of the partitions
    */
@@ -42,44 +37,45 @@ public final class KafkaStager {
         .collect());
   }
 
+  /**
+   * Checks a producer's settings as its constructor would, without connecting.
+   *
+   * @param optionsJson as for {@link #stage}
+   * @return the setting that the client refuses, empty if it takes all of them
+   */
+  public static String refusedSetting(String optionsJson) {
+    return ResumableProducer.refusedSetting(StageOptions.parse(optionsJson).producerProperties());
+  }
+
   private static String stagePartition(StageOptions options, int partition, Iterator<InternalRow> rows) {
     TaskContext task = TaskContext.get();
     TaskAck ack = new TaskAck(partition, task.attemptNumber());
-    TaskTransaction transaction = new TaskTransaction(options,
-        options.transactionalIdPrefix + "-" + partition + "-" + attemptIndex(task, options.maxAttemptIndex));
+    Admission admission = new Admission(options);
+    String transactionalId = options.delivery != Delivery.EXACTLY_ONCE ? null
+        : options.transactionalIdPrefix + "-" + partition + "-" + attemptIndex(task, options.maxAttemptIndex);
+    TaskOutput output = new TaskOutput(options, transactionalId, admission);
     try {
-      writeRecords(options.topic, rows, ack, transaction);
+      writeRecords(new RowReader(options, admission.commonHeaders()), rows, ack, output);
       ObjectNode result = ack.toJson();
-      transaction.stage(result);
+      output.stage(result);
       return result.toString();
     } catch (KafkaException e) {
-      RuntimeException explained = transaction.explain(e);
-      transaction.abandon(explained);
+      RuntimeException explained = output.explain(e);
+      output.abandon(explained);
       throw explained;
     } catch (Throwable e) {
-      transaction.abandon(e);
+      output.abandon(e);
       throw e;
     }
   }
 
-  private static void writeRecords(String defaultTopic, Iterator<InternalRow> rows, TaskAck ack, TaskTransaction transaction) {
-    Map<UTF8String, String> topics = new HashMap<>();
+  private static void writeRecords(RowReader reader, Iterator<InternalRow> rows, TaskAck ack, TaskOutput output) {
     while (rows.hasNext()) {
       InternalRow row = rows.next();
       if (ack.admit(row)) {
-        transaction.write(row.isNullAt(TOPIC) ? defaultTopic : topic(topics, row.getUTF8String(TOPIC)),
-            row.isNullAt(KEY) ? null : row.getBinary(KEY), row.isNullAt(VALUE) ? null : row.getBinary(VALUE));
+        output.write(reader.read(row), reader.misfit(row));
       }
     }
-  }
-
-  private static String topic(Map<UTF8String, String> topics, UTF8String name) {
-    String known = topics.get(name);
-    if (known == null) {
-      known = name.toString();
-      topics.put(name.clone(), known); // the row's bytes are overwritten by the next row
-    }
-    return known;
   }
 
   /** Different for every attempt of a task within its stage, speculative ones included: two attempts must not share an id. */

@@ -16,7 +16,7 @@ import java.util.concurrent.TimeUnit;
  * The executor's idle producers, by their properties. A micro-batch starts a transaction in every task; building a client for
  * each costs far more than the InitProducerId request that makes the transaction safe.
  *
- * <p>Only a producer whose transaction was staged without any error comes back, see {@link #giveBack}. Idle ones are closed
+ * <p>Only a producer whose records were all acknowledged comes back, see {@link #giveBack}. Idle ones are closed
  * after a minute, so that a stopped query holds neither connections nor buffers; closing leaves their transactions open.
  */
 final class ProducerPool {
@@ -28,10 +28,13 @@ final class ProducerPool {
 
   private ProducerPool() {}
 
-  /** A producer that is bound to the transactional id and has not called {@code initTransactions()} for it. */
+  /**
+   * A producer that is bound to the transactional id and has not called {@code initTransactions()} for it; a plain one if the
+   * id is null. The properties of the two differ, so neither is ever lent as the other.
+   */
   static ResumableProducer borrow(Map<String, Object> properties, String transactionalId) {
     for (Idle idle = poll(properties); idle != null; idle = poll(properties)) {
-      if (idle.producer.rearm(transactionalId)) {
+      if (transactionalId == null || idle.producer.rearm(transactionalId)) {
         return idle.producer;
       }
       idle.producer.closeLeavingOpen();
@@ -39,7 +42,7 @@ final class ProducerPool {
     return ResumableProducer.create(properties, transactionalId);
   }
 
-  /** Takes a producer back whose open transaction is complete and flushed. A failed producer must be closed instead. */
+  /** Takes a producer back whose records are complete and flushed. A failed producer must be closed instead. */
   static synchronized void giveBack(Map<String, Object> properties, ResumableProducer producer) {
     IDLE.computeIfAbsent(properties, unused -> new ArrayDeque<>()).push(new Idle(producer, System.nanoTime()));
     if (sweeper == null) {

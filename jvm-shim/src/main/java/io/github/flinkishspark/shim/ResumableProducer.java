@@ -9,7 +9,9 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
 
@@ -27,6 +29,7 @@ final class ResumableProducer {
   private static final AtomicInteger CREATED = new AtomicInteger();
 
   private final KafkaProducer<byte[], byte[]> producer;
+  /** Null in a producer without idempotence. */
   private final Object transactionManager;
 
   private ResumableProducer(KafkaProducer<byte[], byte[]> producer) {
@@ -34,10 +37,15 @@ final class ResumableProducer {
     this.transactionManager = get(producer, "transactionManager");
   }
 
-  /** Builds a producer; a refusal names the property, never the value, and drops the client's message, which quotes it. */
+  /**
+   * Builds a producer, without transactions if the id is null; a refusal names the property, never the value, and drops the
+   * client's message, which quotes it.
+   */
   static ResumableProducer create(Map<String, Object> properties, String transactionalId) {
     Map<String, Object> all = new HashMap<>(properties);
-    all.put("transactional.id", transactionalId);
+    if (transactionalId != null) {
+      all.put("transactional.id", transactionalId);
+    }
     // The client's own default holds the first transactional id, which would mislead once the producer has turned to another.
     all.putIfAbsent("client.id", "flinkish-spark-" + CREATED.incrementAndGet());
     try {
@@ -45,6 +53,20 @@ final class ResumableProducer {
     } catch (KafkaException e) {
       throw new IllegalArgumentException("the Kafka client refuses the producer's options" + suspects(e, properties.keySet())
           + " (" + e.getClass().getSimpleName() + "; its message is withheld, it may quote a secret)");
+    }
+  }
+
+  /** The names of the properties that the client refuses, without its message, which quotes values; empty if there are none. */
+  static String refusedSetting(Map<String, Object> properties) {
+    Map<String, Object> all = new HashMap<>(properties);
+    all.put("key.serializer", ByteArraySerializer.class);
+    all.put("value.serializer", ByteArraySerializer.class);
+    try {
+      new ProducerConfig(all);
+      return "";
+    } catch (ConfigException e) {
+      String found = suspects(e, properties.keySet());
+      return found.isEmpty() ? "; the client does not say which" : found;
     }
   }
 

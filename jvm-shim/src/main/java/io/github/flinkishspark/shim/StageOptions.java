@@ -4,10 +4,12 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.io.Serializable;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.Locale;
 import java.util.Map;
 import org.apache.kafka.common.header.internals.RecordHeaders;
+import org.apache.spark.sql.catalyst.InternalRow;
 
 /**
  * The options of one staging job, parsed and checked on the driver and shipped inside the task closure only.
@@ -21,31 +23,61 @@ final class StageOptions implements Serializable {
   /** What the client adds to the record when it compares with max.request.size; ours is the larger bound by design. */
   private static final long REQUEST_SLACK_BYTES = 4_096;
 
-  /** What to do with a record that is larger than {@link #maxRecordBytes}. */
-  enum Oversize { FAIL, DROP, DEAD_LETTER }
+  private static final int ABSENT = -1;
 
+  /** What to do with a record that cannot be written as it is. */
+  enum Action { FAIL, DROP, DEAD_LETTER }
+
+  /** The action, and the topic that it needs if it is DEAD_LETTER. */
+  record Policy(Action action, String deadLetterTopic) implements Serializable {}
+
+  /** Where the columns lie that not every sink has. */
+  record Columns(int partition, int timestamp, int headers, int misfit) implements Serializable {
+    boolean isAbsent(int column, InternalRow row) {
+      return column == ABSENT || row.isNullAt(column);
+    }
+  }
+
+  final Delivery delivery;
   final String topic;
   final String transactionalIdPrefix;
   final int maxAttemptIndex;
   final long maxRecordBytes;
-  final Oversize oversize;
-  final String deadLetterTopic;
+  final long maxDeadLetterBytes;
+  final Columns columns;
+  private final Policy oversize;
+  private final Policy badRecord;
+  /** Null if records cannot name topics, or may name any. */
+  private final HashSet<String> topics;
+  private final HashMap<String, Integer> partitions;
   private final HashMap<String, Object> producer;
   private final LinkedHashMap<String, String> headers;
 
   private StageOptions(JsonNode json) {
+    delivery = Delivery.named(text(json, "delivery", "exactly-once"));
     topic = text(json, "topic", null);
-    transactionalIdPrefix = required(json, "transactional_id_prefix").asText();
-    maxAttemptIndex = (int) wholeNumber(json, "max_attempt_index");
-    deadLetterTopic = text(json, "dead_letter_topic", null);
-    oversize = oversize(text(json, "oversize", "fail"));
-    if (oversize == Oversize.DEAD_LETTER && deadLetterTopic == null) {
-      throw new IllegalArgumentException("oversize is dead-letter but dead_letter_topic is not set: name a topic");
-    }
+    boolean isExact = delivery == Delivery.EXACTLY_ONCE;
+    transactionalIdPrefix = isExact ? required(json, "transactional_id_prefix").asText() : null;
+    maxAttemptIndex = isExact ? (int) wholeNumber(json, "max_attempt_index") : 0;
+    oversize = policy(text(json, "oversize", "fail"), text(json, "dead_letter_topic", null));
+    badRecord = policy(text(json, "bad_record", "fail"), text(json, "bad_record_topic", null));
     headers = new LinkedHashMap<>(texts(json, "headers"));
+    columns = new Columns(column(json, "partition"), column(json, "timestamp"), column(json, "headers"), column(json, "misfit"));
+    topics = json.hasNonNull("topics") ? new HashSet<>() : null;
+    if (topics != null) {
+      json.get("topics").forEach(name -> topics.add(name.asText()));
+    }
+    partitions = new HashMap<>();
+    if (json.hasNonNull("partitions")) {
+      json.get("partitions").properties().forEach(e -> partitions.put(e.getKey(), e.getValue().asInt()));
+    }
     long asked = wholeNumber(json, "max_record_bytes");
-    producer = producerProperties(texts(json, "producer"), asked, wholeNumber(json, "transaction_timeout_ms"));
-    maxRecordBytes = Math.min(asked, Math.min(number(producer, "max.request.size"), number(producer, "buffer.memory")));
+    long timeoutMs = isExact ? wholeNumber(json, "transaction_timeout_ms") : 0;
+    producer = producerProperties(delivery, texts(json, "producer"), asked, timeoutMs);
+    long most = Math.min(number(producer, "max.request.size"), number(producer, "buffer.memory"));
+    maxRecordBytes = Math.min(asked, most);
+    maxDeadLetterBytes = json.hasNonNull("max_dead_letter_bytes") ? Math.min(wholeNumber(json, "max_dead_letter_bytes"), most)
+        : maxRecordBytes;
   }
 
   /** Parses what Python sent; an exception names the option and never its value. */
@@ -68,11 +100,25 @@ final class StageOptions implements Serializable {
     return result;
   }
 
+  Policy policyFor(Refusal.Reason reason) {
+    return reason == Refusal.Reason.OVERSIZE ? oversize : badRecord;
+  }
+
+  boolean declares(String name) {
+    return topics == null || topics.contains(name);
+  }
+
+  /** How many partitions a topic had when the job was planned; asked only where records name partitions. */
+  int partitionsOf(String name) {
+    return partitions.getOrDefault(name, 0);
+  }
+
   /**
-   * Defaults suit a burst of one micro-batch; the user's properties win over them. What the transaction's correctness rests
-   * on wins over the user.
+   * Defaults suit a burst of one micro-batch; the user's properties win over them. What the delivery's correctness rests on
+   * wins over the user.
    */
-  private static HashMap<String, Object> producerProperties(Map<String, String> user, long maxRecordBytes, long timeoutMs) {
+  private static HashMap<String, Object> producerProperties(Delivery delivery, Map<String, String> user, long maxRecordBytes,
+      long timeoutMs) {
     HashMap<String, Object> result = new HashMap<>();
     result.put("linger.ms", "20");
     result.put("batch.size", "262144");
@@ -82,22 +128,35 @@ final class StageOptions implements Serializable {
     result.put("retry.backoff.ms", "10");
     result.put("max.request.size", Long.toString(Math.max(DEFAULT_MAX_REQUEST_BYTES, maxRecordBytes + REQUEST_SLACK_BYTES)));
     result.putAll(user);
-    result.put("acks", "all");
-    result.put("enable.idempotence", "true");
-    result.put("transaction.timeout.ms", Long.toString(timeoutMs));
+    if (delivery != Delivery.NONE) {
+      result.put("acks", "all");
+      result.put("enable.idempotence", "true");
+    }
+    if (delivery == Delivery.EXACTLY_ONCE) {
+      result.put("transaction.timeout.ms", Long.toString(timeoutMs));
+    }
     result.remove("transactional.id");
     result.remove("key.serializer");
     result.remove("value.serializer");
     return result;
   }
 
-  private static Oversize oversize(String name) {
-    return switch (name) {
-      case "fail" -> Oversize.FAIL;
-      case "drop" -> Oversize.DROP;
-      case "dead-letter" -> Oversize.DEAD_LETTER;
-      default -> throw new IllegalArgumentException("oversize must be fail, drop or dead-letter");
+  private static Policy policy(String name, String deadLetterTopic) {
+    Action action = switch (name) {
+      case "fail" -> Action.FAIL;
+      case "drop" -> Action.DROP;
+      case "dead-letter" -> Action.DEAD_LETTER;
+      default -> throw new IllegalArgumentException("a policy must be fail, drop or dead-letter");
     };
+    if (action == Action.DEAD_LETTER && deadLetterTopic == null) {
+      throw new IllegalArgumentException("a policy is dead-letter but its topic is not set: name a topic");
+    }
+    return new Policy(action, deadLetterTopic);
+  }
+
+  private static int column(JsonNode json, String name) {
+    JsonNode columns = json.get("columns");
+    return columns == null || !columns.hasNonNull(name) ? ABSENT : columns.get(name).asInt();
   }
 
   private static long number(Map<String, Object> properties, String name) {

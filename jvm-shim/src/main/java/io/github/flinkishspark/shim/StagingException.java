@@ -24,11 +24,9 @@ final class StagingException extends RuntimeException {
         + limit + "; lower spark.task.maxFailures or spark.stage.maxConsecutiveAttempts", null);
   }
 
-  /** The record was seen to be too large before the client got it. */
-  static StagingException tooLarge(String topic, long bytes, long limitBytes, int keyBytes) {
-    return new StagingException(BAD_RECORD + "a record for topic " + topic + " takes up to " + bytes + " bytes and the limit is "
-        + limitBytes + " (its key: " + keyBytes + " bytes); raise max_record_bytes and the topic's max.message.bytes, or choose"
-        + " another oversize policy", null);
+  /** The record was seen to be one that cannot be written, before the client got it. */
+  static StagingException refused(Refusal why) {
+    return new StagingException(BAD_RECORD + why.sentence(), null);
   }
 
   static StagingException noTopic() {
@@ -45,7 +43,7 @@ final class StagingException extends RuntimeException {
     if (denied != null) {
       return new StagingException(NOT_AUTHORIZED + "the producer's principal lacks " + missingRight(denied, idPrefix) + ".", error);
     }
-    return new StagingException("staging in a Kafka transaction failed: " + error, error);
+    return new StagingException("staging records in Kafka failed: " + error, error);
   }
 
   private static String missingRight(AuthorizationException denied, String idPrefix) {
