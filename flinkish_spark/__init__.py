@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flinkish_spark.hooks import MasterHook
     from flinkish_spark.job_client import JobClient
     from flinkish_spark.kafka.barrier_records import BarrierRecords
+    from flinkish_spark.manifests.delta import DeltaManifest
+    from flinkish_spark.manifests.kafka import KafkaManifest
     from flinkish_spark.protocol.failures import CheckpointFailureReason
     from flinkish_spark.protocol.gate_values import AlignmentMode
     from flinkish_spark.protocol.ids import CheckpointId
@@ -75,6 +77,8 @@ _PUBLIC = {
     "hooks": ("MasterHook",),
     "job_client": ("JobClient",),
     "kafka.barrier_records": ("BarrierRecords",),
+    "manifests.delta": ("DeltaManifest",),
+    "manifests.kafka": ("KafkaManifest",),
     "protocol.failures": ("CheckpointFailureReason",),
     "protocol.gate_values": ("AlignmentMode",),
     "protocol.ids": ("CheckpointId",),
@@ -134,6 +138,7 @@ __all__ = [
     "Context",
     "DataStream",
     "DeadLetter",
+    "DeltaManifest",
     "DeltaSink",
     "ExponentialDelay",
     "FailureRate",
@@ -146,6 +151,7 @@ __all__ = [
     "JobStatus",
     "JobStatusChange",
     "Json",
+    "KafkaManifest",
     "KafkaSink",
     "KafkaSource",
     "KeyedProcessFunction",

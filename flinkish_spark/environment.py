@@ -19,6 +19,7 @@ from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.manifests.base import Manifest
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.protocol.restart import RestartStrategy
@@ -69,6 +70,8 @@ class StreamExecutionEnvironment:
         has ended and take the job over.
     unknown_hook_state
         Whether to start from a checkpoint with the state of a master hook that is not added.
+    manifest
+        Where readers find one record per confirmed checkpoint: a DeltaManifest or a KafkaManifest.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class StreamExecutionEnvironment:
         restore: RestoreSettings | None = None,
         standby: Standby = Standby.REFUSE,
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
+        manifest: Manifest | None = None,
     ) -> None:
         _check_session(spark)
         instance_of("job", job, str, what_to_do='give the job a name like "orders"')
@@ -114,6 +118,7 @@ class StreamExecutionEnvironment:
         self.graph = StreamGraph()
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
+        self.manifest = None if manifest is None else _manifest(manifest)
         self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
 
@@ -221,6 +226,7 @@ class StreamExecutionEnvironment:
             listeners=tuple(self._listeners),
             standby=self.standby,
             restore=self.restore,
+            manifest=self.manifest,
         )
         job_dir = JobDir(LocalStore(settings.root))
         return Supervisor(SparkEngine(self.spark, self.graph, settings, job_dir), settings, job_dir)
@@ -249,6 +255,11 @@ def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
     path = given if isinstance(given, str) else "/absolute/path"
     what_to_do = f'give RestoreSettings("{path}"), or leave it out'
     return None if given is None else instance_of("restore", given, RestoreSettings, what_to_do=what_to_do)
+
+
+def _manifest(given: Manifest) -> Manifest:
+    what_to_do = "give a DeltaManifest or a KafkaManifest"
+    return with_methods_of("manifest", given, Manifest, what_to_do=what_to_do)
 
 
 def _local_path(text: str) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.protocol.records import SinkAck
 
 #: Topic -> partition -> first offset that is not in the checkpoint.
 Positions = Mapping[str, Mapping[int, int]]
@@ -82,13 +83,8 @@ class ManifestRecord:
         facts
             By sink uid.
         """
-        shares: dict[str, list[int]] = {}
-        for batch in decision.batches:
-            for ack in batch.acks:
-                share = shares.setdefault(ack.sink, [0, 0, 0])
-                share[0] += ack.rows
-                share[1] += sum(task.dropped for task in ack.tasks)
-                share[2] += sum(task.dead_lettered for task in ack.tasks)
+        acks = [ack for batch in decision.batches for ack in batch.acks]
+        uids = dict.fromkeys(ack.sink for ack in acks)
         return cls(
             decision.checkpoint,
             decision.lineage,
@@ -96,7 +92,7 @@ class ManifestRecord:
             decision.batch,
             decision.decided_at_ms,
             decision.purpose,
-            {uid: SinkShare(*share, facts.get(uid, {})) for uid, share in shares.items()},
+            {uid: _share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
             offsets,
         )
 
@@ -112,3 +108,13 @@ class ManifestRecord:
             "sinks": {uid: share.to_json() for uid, share in self.sinks.items()},
             "offsets": {t: {str(p): offset for p, offset in ps.items()} for t, ps in self.offsets.items()},
         }
+
+
+def _share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
+    tasks = [task for ack in acks for task in ack.tasks]
+    return SinkShare(
+        sum(task.rows for task in tasks),
+        sum(task.dropped for task in tasks),
+        sum(task.dead_lettered for task in tasks),
+        facts,
+    )

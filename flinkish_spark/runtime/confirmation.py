@@ -14,7 +14,9 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.errors import CommittableLostError, EnvironmentFault, FencedError, JobDirError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.decisions import Decision, Receipt
+from flinkish_spark.protocol.manifest import ManifestRecord
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.ownership import Ownership
@@ -39,6 +41,8 @@ class Confirmation:
         By sink uid, in the fixed order in which sinks commit.
     is_stopping
         Asked while waiting for a system that cannot answer.
+    manifest
+        Told of every checkpoint that all sinks have committed.
     """
 
     def __init__(
@@ -50,10 +54,12 @@ class Confirmation:
         clock: Clock,
         observer: Observer,
         is_stopping: Callable[[], bool],
+        manifest: ManifestWriter = NO_MANIFEST,
     ) -> None:
         self._job_dir, self._ownership = job_dir, ownership
         self._committers, self._sources = committers, sources
         self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
+        self._manifest = manifest
 
     def confirm(self, decision: Decision) -> Receipt:
         """Finish a decided checkpoint.
@@ -69,9 +75,11 @@ class Confirmation:
         staged = decision.by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
         # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
-        # comes after the last sink; the group offsets tell lag tools what is done, so they come after
-        # that; the receipt says that all of it is done, so it comes last.
+        # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell
+        # lag tools what is done, so they come after that; the receipt says that all of it is, and is last.
         completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
+        facts = _facts(answers, completed)
+        self._write_manifest(decision, facts)
         group_offsets = self._commit_group_offsets(decision)
         receipt = Receipt(
             decision.checkpoint,
@@ -79,7 +87,7 @@ class Confirmation:
             self._clock.wall_ms(),
             {uid: [answer.outcome.value for answer in given] for uid, given in answers.items()},
             group_offsets,
-            _facts(answers, completed),
+            facts,
         )
         self._observer.before(Step.RECEIPT, str(decision.checkpoint))
         self._job_dir.create_receipt(receipt)
@@ -168,6 +176,24 @@ class Confirmation:
             is_proven_aborted=answer.is_proven_aborted,
             committable=dict(committable.payload) if "transactional_id" in committable.payload else uid,
         )
+
+    def _write_manifest(self, decision: Decision, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        if self._manifest is NO_MANIFEST:
+            return
+        position = LoggedOffsets.parse(decision.offsets_text)
+        record = ManifestRecord.of(decision, facts, position.partitions())
+        self._ownership.check()
+        self._observer.before(Step.MANIFEST, str(decision.checkpoint))
+
+        def write() -> tuple[list[CommitAnswer], bool]:
+            answer = self._manifest.write(record)
+            if answer.outcome is Outcome.FENCED:
+                self._ownership.check()
+                raise FencedError("the manifest is written by a newer owner", why=answer.detail)
+            return [answer], answer.outcome.is_done
+
+        self._until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
+        self._observer.after(Step.MANIFEST, str(decision.checkpoint))
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)

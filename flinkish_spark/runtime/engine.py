@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.stream_graph import SourceNode
+from flinkish_spark.manifests.base import ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -163,6 +164,9 @@ class QueryEngine(Protocol):
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers by sink uid, in the order in which sinks commit."""
+
+    def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
+        """Return what is told of complete checkpoints; NO_MANIFEST for a job without."""
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan a query that gets its triggers through `control`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flinkish_spark.manifests.base import ManifestWriter
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.runtime.engine import RestoredFrom
@@ -25,6 +26,8 @@ class OwnedJob:
     ----------
     committers
         By sink uid, in the order in which sinks commit.
+    manifest
+        Of the job; one that writes nothing if it has none.
     """
 
     job: JobUuid
@@ -34,6 +37,13 @@ class OwnedJob:
     inputs: Inputs
     committers: Mapping[str, Committer]
     tracker: CheckpointTracker
+    manifest: ManifestWriter
+
+    def close(self) -> None:
+        """Release connections."""
+        for committer in self.committers.values():
+            committer.close()
+        self.manifest.close()
 
     def restore(self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks) -> None:
         """Tell hooks and statistics what the next start of the query goes on from.

@@ -14,7 +14,7 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
-from flinkish_spark.runtime.settings import JobSettings, sink_context
+from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
@@ -65,6 +65,9 @@ def check_before_start(
         job = job_dir.known_uuid() or _NOBODY
         context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
         sink.sink.preflight(spark, context)
+    if settings.manifest is not None:
+        owner = job_dir.known_uuid() or _NOBODY
+        settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
     _restore(restore, graph, planned, settings, job_dir).check()
     check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)
     return planned

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.manifests.base import Manifest, ManifestContext
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.runtime.listeners import JobListener
@@ -51,6 +53,7 @@ class JobSettings:
     random: Callable[[], float] = random.random
     standby: Standby = Standby.REFUSE
     standby_poll_ms: int = 200
+    manifest: Manifest | None = None
 
 
 @dataclass
@@ -72,3 +75,10 @@ def sink_context(
     """Return who a sink of this `execute` works for."""
     folder = settings.root / "sinks" / uid
     return SinkContext(job, epoch, uid, schema, settings.checkpoint, settings.name, folder, settings.clock)
+
+
+def manifest_context(
+    job: JobUuid, epoch: OwnerEpoch, settings: JobSettings, job_dir: JobDir
+) -> ManifestContext:
+    """Return who a manifest of this `execute` works for."""
+    return ManifestContext(job, epoch, settings.name, job_dir.store)

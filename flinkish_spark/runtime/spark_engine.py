@@ -11,6 +11,7 @@ from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
@@ -29,7 +30,7 @@ from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.preflight import check_before_start, record_job
 from flinkish_spark.runtime.query import query_conf, start_query
 from flinkish_spark.runtime.recovery_parts import Reseeding
-from flinkish_spark.runtime.settings import JobSettings, sink_context
+from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import SparkLog, fence_spark_folder
 from flinkish_spark.savepoints.job_savepoints import JobSavepoints
@@ -101,6 +102,15 @@ class SparkEngine:
         """Return the committers in the order in which sinks commit: as declared."""
         contexts = _contexts(self._planned, job, ownership.epoch, self._settings)
         return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
+
+    def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
+        """Return the writer of the job's manifest."""
+        wanted = self._settings.manifest
+        if wanted is None:
+            return NO_MANIFEST
+        return wanted.create_writer(
+            self._spark, manifest_context(job, ownership.epoch, self._settings, self._job_dir)
+        )
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""

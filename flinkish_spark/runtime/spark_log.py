@@ -243,6 +243,11 @@ class LoggedOffsets:
                     known[number] = min(int(offset), known.get(number, int(offset)))
         return lowest
 
+    def partitions(self) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset, the minimum over all sources."""
+        topics = {topic for source in self.sources for topic in _partitions(source)}
+        return self.kafka(frozenset(topics))
+
     def described_since(self, begin: LoggedOffsets | None) -> str:
         """Return, for people, the ranges between `begin` and here; from the start without one."""
         ranges = []

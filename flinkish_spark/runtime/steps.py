@@ -20,6 +20,7 @@ class Step(enum.Enum):
     DECISION = "decision"
     SINK_COMMIT = "sink-commit"
     SINK_COMPLETE = "sink-complete"
+    MANIFEST = "manifest"
     GROUP_OFFSETS = "group-offsets"
     RECEIPT = "receipt"
     RESTAGED = "restaged"

@@ -144,7 +144,8 @@ class Supervisor:
         committers = self._engine.committers(job, ownership)
         tracker = CheckpointTracker(self._job_dir, settings.clock)
         pins = self._engine.pins(log)
-        owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker)
+        manifest = self._engine.manifest(job, ownership)
+        owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
         keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
         self._tracker = tracker
@@ -175,8 +176,7 @@ class Supervisor:
             return _Turn.OVER
         finally:
             self._outside.stop()
-            for committer in committers.values():
-                committer.close()
+            owned.close()
 
     def _ended(self) -> None:
         if not self.control.cancel_wanted.is_set():
@@ -221,6 +221,7 @@ class Supervisor:
             settings.clock,
             tracker.timing(settings.observer),
             self._is_stopping,
+            owned.manifest,
         )
         self._is_starting = True
         self.control.detach()

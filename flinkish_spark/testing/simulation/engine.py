@@ -21,6 +21,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.graph.planner import PlannedSink
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
@@ -255,6 +256,10 @@ class SimEngine:
                 history = SimDeltaHistory(self._world, call, table)
                 found[uid] = SimDeltaCommitter(f"/{uid}", tables, history, context, call)
         return found
+
+    def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
+        """Return none."""
+        return NO_MANIFEST
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan; from here on the control file is a number in memory."""

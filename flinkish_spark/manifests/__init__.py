@@ -1,0 +1,1 @@
+"""One record per confirmed checkpoint, for readers of several sinks; `base` is the contract."""

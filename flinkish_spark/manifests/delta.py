@@ -1,0 +1,116 @@
+"""A manifest in a small Delta table: one row per checkpoint, by Delta's own idempotency marker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.delta import DeltaConflict, DeltaRefused, DeltaTables
+from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.manifests.base import Manifest, ManifestContext, ManifestWriter
+from flinkish_spark.protocol.manifest import ManifestRecord
+from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: `facts` is JSON: each kind of sink says what it can.
+_SHARE = "STRUCT<rows: BIGINT, dropped: BIGINT, dead_lettered: BIGINT, facts: STRING>"
+SCHEMA = (
+    "job STRING, job_name STRING, checkpoint BIGINT, lineage BIGINT, first_batch BIGINT, last_batch BIGINT, "
+    "decided_at TIMESTAMP, purpose STRING, "
+    f"sinks MAP<STRING, {_SHARE}>, offsets MAP<STRING, MAP<INT, BIGINT>>"
+)
+
+
+@dataclass(frozen=True)
+class DeltaManifest(Manifest):
+    """Write a row per confirmed checkpoint to a Delta table.
+
+    Parameters
+    ----------
+    path
+        Absolute path or URI; made with the first checkpoint if it is missing. Several jobs may share it.
+
+    Examples
+    --------
+    Read what the newest whole checkpoint shows of a Delta sink ``totals``:
+
+    >>> newest = "SELECT max_by(sinks['totals'].facts, checkpoint) FROM delta.`/lake/checkpoints`"
+    >>> DeltaManifest("/lake/checkpoints").path
+    '/lake/checkpoints'
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        is_absolute = "://" in self.path or self.path.startswith("file:")
+        if not is_absolute and not PurePosixPath(self.path).is_absolute():
+            raise ConfigError(
+                f"the manifest's path {self.path!r} is relative",
+                why="it would mean different places in different processes",
+                what_to_do="give an absolute path or a URI",
+            )
+
+    def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
+        """Refuse a table that has other columns."""
+        try:
+            DeltaTables(spark).check_schema(_schema(), self.path, (), {})
+        except DeltaRefused as error:
+            raise SchemaError(
+                f"the Delta table {self.path} is no manifest",
+                why=str(error).split("\n\n")[0].strip(),
+                what_to_do="name another path; the table is made with the first checkpoint",
+            ) from error
+
+    def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
+        """Return the writer."""
+        return _DeltaManifestWriter(spark, self.path, context)
+
+
+class _DeltaManifestWriter(ManifestWriter):
+    def __init__(self, spark: SparkSession, path: str, context: ManifestContext) -> None:
+        self._spark, self._path, self._context = spark, path, context
+        self._tables = DeltaTables(spark)
+        self._app_id = f"flinkish-manifest-{context.job}"
+
+    def write(self, record: ManifestRecord) -> CommitAnswer:
+        """Append the row under the checkpoint's id, unless the table has it."""
+        version = int(record.checkpoint)
+        if self._tables.committed_version(self._path, self._app_id) >= version:
+            return CommitAnswer(Outcome.ALREADY_COMMITTED)
+        staged = self._tables.stage(self._row(record), self._path, (), {})
+        try:
+            done = self._tables.commit(self._path, [staged], self._app_id, version)
+        except DeltaConflict as error:
+            return CommitAnswer(Outcome.RETRY, str(error))
+        return CommitAnswer(Outcome.COMMITTED if done else Outcome.ALREADY_COMMITTED)
+
+    def _row(self, record: ManifestRecord) -> DataFrame:
+        context, stored = self._context, record.to_json()
+        shares = {
+            uid: {**share, "facts": json.dumps(share["facts"])} for uid, share in stored["sinks"].items()
+        }
+        head = [str(context.job), context.job_name]
+        counters = [stored[name] for name in ("checkpoint", "lineage", "first_batch", "last_batch")]
+        values = [*head, *counters, record.decided_at_ms, stored["purpose"], shares, dict(record.offsets)]
+        # The time as a number: Python's own would be taken for one of the session's time zone.
+        plain = SCHEMA.replace("decided_at TIMESTAMP", "decided_at BIGINT")
+        row = self._spark.createDataFrame([tuple(values)], plain).coalesce(1)
+        return row.selectExpr(*[_as_it_is(name) for name in row.columns])
+
+
+def _as_it_is(name: str) -> str:
+    return f"timestamp_millis({name}) AS {name}" if name == "decided_at" else name
+
+
+def _schema() -> T.StructType:
+    from flinkish_spark.runtime.ddl import parse_ddl
+
+    parsed = parse_ddl(SCHEMA)
+    assert isinstance(parsed, T.StructType)
+    return parsed
