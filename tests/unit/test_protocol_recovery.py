@@ -18,6 +18,7 @@ from flinkish_spark.protocol.recovery import (
     Pin,
     RecoveryFacts,
     RefuseOrder,
+    Replay,
     Reseed,
     RestoreLog,
     Rewind,
@@ -119,11 +120,20 @@ RESEEDED = {"log_began_in": Lineage(3)}
         ),
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], order=ordered(2), **LOST_2),
-            Confirm(CheckpointId(2)),
+            Replay(CheckpointId(2)),
         ),
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], order=ordered(1, "no"), **LOST_2),
-            Confirm(CheckpointId(2)),
+            Replay(CheckpointId(2)),
+        ),
+        # Without an order it is replayed, before anything that needs it confirmed.
+        (
+            facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], [staged(2)], **LOST_2),
+            Replay(CheckpointId(2)),
+        ),
+        (
+            facts([0, 1], [0, 1], [decided(1, 0, False), decided(2, 1, False)], **LOST_2),
+            Confirm(CheckpointId(1)),
         ),
         # A log that began anew counts micro-batches from 0 again.
         (facts([], [], [decided(4, 57)], **RESEEDED), StartSpark(BatchId(0), ())),
@@ -171,6 +181,8 @@ class World:
     def __init__(self, given):
         self.facts = given
         self.intent = None
+        #: What was staged again; on disk.
+        self.restaged = set()
 
     def change(self, **what):
         self.facts = replace(self.facts, **what)
@@ -185,15 +197,17 @@ class World:
                 before = batches(*([at.value - 1] if at.value else []))
                 self.change(commits=now.commits | {at}, offsets=now.offsets | {at} | before)
             case Confirm(checkpoint):
-                # Some of them are lost, which only a valid order can leave behind.
-                is_lost = now.order and now.order.target < checkpoint and checkpoint.value % 3 == 0
-                if is_lost and checkpoint not in now.lost:
+                # Some of them have lost something: a valid order leaves them behind, else they are replayed.
+                if checkpoint.value % 3 == 0 and checkpoint not in self.restaged:
                     self.change(lost=now.lost | {checkpoint})
                     return
                 marked = [
                     replace(d, has_receipt=d.has_receipt or d.checkpoint == checkpoint) for d in now.decided
                 ]
                 self.change(decided=tuple(marked))
+            case Replay(checkpoint):
+                self.restaged.add(checkpoint)
+                self.change(lost=now.lost - {checkpoint})
             case Pin(checkpoint):
                 self.change(pinned=now.pinned | {checkpoint})
             case RefuseOrder(order_id, reason):
