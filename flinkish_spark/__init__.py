@@ -55,6 +55,13 @@ if TYPE_CHECKING:
         configure_spark_with_packages,
     )
     from flinkish_spark.sinks.delta import DeltaSink
+    from flinkish_spark.sinks.delta_modes import (
+        Append,
+        DeltaWriter,
+        OverwritePartitions,
+        SchemaEvolution,
+        Upsert,
+    )
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import ValueState, ValueStateDescriptor
@@ -106,6 +113,7 @@ _PUBLIC = {
         "configure_spark_with_packages",
     ),
     "sinks.delta": ("DeltaSink",),
+    "sinks.delta_modes": ("Append", "DeltaWriter", "OverwritePartitions", "SchemaEvolution", "Upsert"),
     "sinks.kafka": ("KafkaSink",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": ("ValueState", "ValueStateDescriptor"),
@@ -116,6 +124,7 @@ __all__ = [
     "UNLIMITED",
     "AlignmentMode",
     "AnswerKind",
+    "Append",
     "BarrierRecords",
     "ChannelStatistics",
     "CheckpointAnswer",
@@ -135,6 +144,7 @@ __all__ = [
     "DataStream",
     "DeadLetter",
     "DeltaSink",
+    "DeltaWriter",
     "ExponentialDelay",
     "FailureRate",
     "FinishedParticipants",
@@ -154,6 +164,7 @@ __all__ = [
     "NoRestart",
     "NonRestoredState",
     "OnBadRecord",
+    "OverwritePartitions",
     "ParticipantStatistics",
     "PendingAnswer",
     "Quantity",
@@ -162,6 +173,7 @@ __all__ = [
     "RestoreSettings",
     "RestoredCheckpoint",
     "RuntimeContext",
+    "SchemaEvolution",
     "Standby",
     "StartingOffsets",
     "StatisticsHistory",
@@ -172,6 +184,7 @@ __all__ = [
     "TaskStateChange",
     "UnknownHookState",
     "UnpositionedSources",
+    "Upsert",
     "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",
