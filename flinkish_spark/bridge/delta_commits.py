@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,16 +114,23 @@ class DeltaCommits:
                 return CommitResult(False, self.version_of(path, app_id, version))
             except NotAsFiles:
                 pass
-        before = self._newest(path)
-        self._rows.commit(path, staged, app_id, version, note, self.info(path))
-        found = self.version_of(path, app_id, version)
-        return CommitResult(found is not None and found > before, found)
+        # Delta does not say whether it skipped a write; whose note is in the history does.
+        mine = f"{note} {secrets.token_hex(4)}"
+        self._rows.commit(path, staged, app_id, version, mine, self.info(path))
+        found = self._commit_of(path, app_id, version)
+        if found is None:
+            return CommitResult(False, None)
+        return CommitResult(found["userMetadata"] == mine, int(found["version"]))
 
     def version_of(self, path: str, app_id: str, version: int) -> int | None:
         """Return the table version of a checkpoint if it is a recent one."""
+        found = self._commit_of(path, app_id, version)
+        return None if found is None else int(found["version"])
+
+    def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
         for row in self._history.recent(path, _RECENT):
             if marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id) == version:
-                return int(row["version"])
+                return row
         return None
 
     def leftovers(self, path: str, app_id: str) -> list[str]:
@@ -132,9 +140,6 @@ class DeltaCommits:
     def discard(self, path: str, app_id: str, name: str) -> None:
         """Delete one of them."""
         self._files.delete(f"{folder_of_sink(path, app_id)}/{name}")
-
-    def _newest(self, path: str) -> int:
-        return self._history.newest(path) if self._native is None else self._native.version(path)
 
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:

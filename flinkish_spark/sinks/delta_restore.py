@@ -41,7 +41,8 @@ def marked_checkpoint(parameters: Mapping[str, str], note: str, app: str) -> int
 def _marked(parameters: Mapping[str, str], note: str) -> tuple[str, int] | None:
     """Return sink and checkpoint from the note, or from the parameters of a streaming update."""
     if note.startswith(_NOTE):
-        app, _, epoch = note.removeprefix(_NOTE).rpartition(" ")
+        # Behind the checkpoint may be a word that tells attempts apart.
+        app, epoch, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
     else:
         app, epoch = parameters.get("queryId", ""), parameters.get("epochId", "")
     return (app, int(epoch)) if epoch.isdecimal() else None
