@@ -57,6 +57,13 @@ if TYPE_CHECKING:
         configure_spark_with_packages,
     )
     from flinkish_spark.sinks.delta import DeltaSink
+    from flinkish_spark.sinks.delta_modes import (
+        Append,
+        DeltaWriter,
+        OverwritePartitions,
+        SchemaEvolution,
+        Upsert,
+    )
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import ValueState, ValueStateDescriptor
@@ -110,6 +117,7 @@ _PUBLIC = {
         "configure_spark_with_packages",
     ),
     "sinks.delta": ("DeltaSink",),
+    "sinks.delta_modes": ("Append", "DeltaWriter", "OverwritePartitions", "SchemaEvolution", "Upsert"),
     "sinks.kafka": ("KafkaSink",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": ("ValueState", "ValueStateDescriptor"),
@@ -120,6 +128,7 @@ __all__ = [
     "UNLIMITED",
     "AlignmentMode",
     "AnswerKind",
+    "Append",
     "BarrierRecords",
     "ChannelStatistics",
     "CheckpointAnswer",
@@ -140,6 +149,7 @@ __all__ = [
     "DeadLetter",
     "DeltaManifest",
     "DeltaSink",
+    "DeltaWriter",
     "ExponentialDelay",
     "FailureRate",
     "FinishedParticipants",
@@ -160,6 +170,7 @@ __all__ = [
     "NoRestart",
     "NonRestoredState",
     "OnBadRecord",
+    "OverwritePartitions",
     "ParticipantStatistics",
     "PendingAnswer",
     "Quantity",
@@ -168,6 +179,7 @@ __all__ = [
     "RestoreSettings",
     "RestoredCheckpoint",
     "RuntimeContext",
+    "SchemaEvolution",
     "Standby",
     "StartingOffsets",
     "StatisticsHistory",
@@ -178,6 +190,7 @@ __all__ = [
     "TaskStateChange",
     "UnknownHookState",
     "UnpositionedSources",
+    "Upsert",
     "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",

@@ -9,34 +9,22 @@ transaction with those actions and SetTransaction(appId, version), Delta's idemp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, DeltaConflict, DeltaRefused, translated
 from flinkish_spark.bridge.session import jvm
+from flinkish_spark.sinks.delta_modes import OverwritePartitions, mode_from_json
+from flinkish_spark.sinks.delta_table import TableInfo, why_not_as_files
+
+__all__ = ["FROM_THE_JVM", "DeltaConflict", "DeltaRefused", "DeltaTables", "NotAsFiles", "translated"]
 
 
-class DeltaRefused(Exception):
-    """Delta refused; the message is Delta's own, without the stack."""
-
-
-class DeltaConflict(Exception):
-    """Another writer was faster; the same call may be repeated."""
-
-
-#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
-FROM_THE_JVM = (Py4JJavaError, CapturedException)
-_CONFLICTS = (
-    "ConcurrentTransactionException",
-    "MetadataChangedException",
-    "ProtocolChangedException",
-    "ConcurrentAppendException",
-    "ConcurrentWriteException",
-)
+class NotAsFiles(Exception):
+    """Staged files cannot be named in the table as it is now; their rows may still fit."""
 
 
 class DeltaTables:
@@ -54,16 +42,26 @@ class DeltaTables:
         self._session = spark._jsparkSession
         self._delta = self._jvm.org.apache.spark.sql.delta
         self._none = self._jvm.scala.Option.empty()
-        self._logs: dict[str, Any] = {}
 
     def stage(
-        self, frame: DataFrame, path: str, partition_by: Sequence[str], options: Mapping[str, str]
-    ) -> dict[str, Any]:
+        self,
+        frame: DataFrame,
+        path: str,
+        partition_by: Sequence[str],
+        options: Mapping[str, str],
+        aligned: Callable[[TableInfo | None], DataFrame | None],
+    ) -> dict[str, Any] | None:
         """Write `frame`'s files below the table's path; nothing enters its log.
+
+        Parameters
+        ----------
+        aligned
+            Given the table as the transaction sees it (None if there is none), returns `frame` as it is to be
+            written; or None if this table cannot take files of it, and then nothing is written.
 
         Returns
         -------
-        dict
+        dict or None
             JSON values: `actions`, `metadata`, `protocol`, as Delta would have committed them.
 
         Raises
@@ -74,7 +72,10 @@ class DeltaTables:
         try:
             log = self._log(path)
             transaction = log.startTransaction()
-            write = self._write_command(log, frame, partition_by, options)
+            fitting = aligned(self._info(transaction))
+            if fitting is None:
+                return None
+            write = self._write_command(log, fitting, partition_by, options)
             actions = self._to_list(write.write(transaction, self._session, self._none, False))
             return {
                 "actions": [json.loads(a.json()) for a in actions],
@@ -131,82 +132,91 @@ class DeltaTables:
         """Return the table's newest version; -1 if there is no table."""
         return int(self._log(path).startTransaction().readVersion())
 
+    def info(self, path: str) -> TableInfo | None:
+        """Return the table as it is now; None if there is none."""
+        return self._info(self._log(path).startTransaction())
+
     def committed_version(self, path: str, app_id: str) -> int:
         """Return the last version that `app_id` committed to the table; -1 if none."""
         transaction = self._log(path).startTransaction()
         return self._seen(transaction, app_id)
 
-    def missing_files(self, path: str, actions: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return staged files that are no longer there."""
-        hadoop = self._jvm.org.apache.hadoop.fs.Path
-        root = hadoop(path)
-        file_system = root.getFileSystem(self._session.sessionState().newHadoopConf())
-        missing = []
-        for action in actions:
-            if "add" in action:
-                relative = hadoop(self._jvm.java.net.URI(action["add"]["path"]))
-                if not file_system.exists(hadoop(root, relative)):
-                    missing.append(str(action["add"]["path"]))
-        return missing
-
-    def commit(self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int) -> bool:
+    def commit(
+        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int, note: str
+    ) -> int | None:
         """Commit several staged sets as one table version.
+
+        Parameters
+        ----------
+        note
+            For the table's history.
 
         Returns
         -------
-        bool
-            False if `app_id` had committed `version` (or a later one) before: nothing was done.
+        int or None
+            The table's new version; None if `app_id` had committed `version` (or a later one) before:
+            nothing was done.
 
         Raises
         ------
         DeltaConflict
             Repeat the call.
-        DeltaRefused
+        NotAsFiles
             The table changed so that the staged files no longer fit.
+        DeltaRefused
+            It refuses for another reason.
         """
         try:
             transaction = self._log(path).startTransaction()
             if self._seen(transaction, app_id) >= version:
-                return False
-            from_json = self._delta.actions.Action.fromJson
+                return None
             if transaction.readVersion() < 0:
-                transaction.updateMetadataForNewTable(from_json(json.dumps(staged[0]["metadata"])))
+                self._make_table(transaction, staged)
             else:
                 self._check_metadata(transaction, staged)
+            adding = [self._action(a) for s in staged for a in s["actions"]]
+            replaces = isinstance(mode_from_json(staged[0].get("mode")), OverwritePartitions)
+            removing = self._replaced(transaction, adding) if replaces else []
             now = self._jvm.java.lang.System.currentTimeMillis()
             marker = self._delta.actions.SetTransaction(app_id, version, self._jvm.scala.Some(now))
-            actions = [marker] + [from_json(json.dumps(a)) for s in staged for a in s["actions"]]
+            output = self._jvm.org.apache.spark.sql.streaming.OutputMode
             operation = getattr(self._delta, "DeltaOperations$StreamingUpdate")(
-                self._jvm.org.apache.spark.sql.streaming.OutputMode.Append(), app_id, version, self._none
+                output.Complete() if replaces else output.Append(),
+                app_id,
+                version,
+                self._jvm.scala.Some(note),
             )
-            transaction.commit(self._seq(actions), operation)
-            return True
+            return int(transaction.commit(self._seq([marker, *removing, *adding]), operation))
         except FROM_THE_JVM as error:
             raise translated(error) from error
 
-    def why_unfit(self, path: str, staged: Mapping[str, Any]) -> str:
-        """Return why the table would refuse a staged set now; empty if it would take it."""
-        transaction = self._log(path).startTransaction()
-        if transaction.readVersion() < 0:
-            return ""
-        try:
-            self._check_metadata(transaction, [staged])
-        except DeltaRefused as refused:
-            return str(refused)
-        return ""
+    def _make_table(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
+        first = staged[0]["metadata"]
+        for other in staged[1:]:
+            if TableInfo.from_log(other["metadata"]) != TableInfo.from_log(first):
+                raise NotAsFiles("the files were staged for different tables")
+        transaction.updateMetadataForNewTable(self._action(first))
 
     def _check_metadata(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
-        current = json.loads(transaction.metadata().json())["metaData"]
-        have = {f["name"].lower(): f["type"] for f in json.loads(current["schemaString"])["fields"]}
+        current = json.loads(transaction.metadata().json())
         for part in staged:
-            wanted = part["metadata"]["metaData"]
-            if current.get("partitionColumns", []) != wanted.get("partitionColumns", []):
-                raise DeltaRefused("the table's partitioning changed since the files were staged")
-            for field in json.loads(wanted["schemaString"])["fields"]:
-                if have.get(field["name"].lower()) != field["type"]:
-                    raise DeltaRefused(
-                        f"the table's column {field['name']} changed since the files were staged"
-                    )
+            why = why_not_as_files(part["metadata"], current, stored_names(part))
+            if why:
+                raise NotAsFiles(why)
+
+    def _replaced(self, transaction: Any, adding: Sequence[Any]) -> list[Any]:
+        """Return the removal of what the touched partitions hold; having asked, other writers conflict."""
+        files = transaction.filterFiles(self._seq(list(adding)))
+        return [file.remove() for file in self._to_list(files)]
+
+    def _action(self, stored: Mapping[str, Any]) -> Any:
+        return self._delta.actions.Action.fromJson(json.dumps(stored))
+
+    @staticmethod
+    def _info(transaction: Any) -> TableInfo | None:
+        if transaction.readVersion() < 0:
+            return None
+        return TableInfo.from_log(json.loads(transaction.metadata().json()))
 
     def _seen(self, transaction: Any, app_id: str) -> int:
         if transaction.readVersion() < 0:
@@ -247,15 +257,8 @@ class DeltaTables:
         return found
 
 
-def translated(error: Exception) -> Exception:
-    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits."""
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    if java is None:
-        return error
-    name = str(java.getClass().getSimpleName())
-    message = str(java.getMessage()).split("\n\tat ")[0]
-    if any(conflict in name for conflict in _CONFLICTS):
-        return DeltaConflict(f"{name}: {message[:500]}")
-    if "AnalysisException" in name or name.startswith("Delta"):
-        return DeltaRefused(message[:2000])
-    return error
+def stored_names(staged: Mapping[str, Any]) -> list[str]:
+    """Return the columns that a staged set writes; in older ones all that the table had."""
+    if "schema" in staged:
+        return [str(f["name"]) for f in staged["schema"]["fields"]]
+    return [str(f["name"]) for f in TableInfo.from_log(staged["metadata"]).fields]

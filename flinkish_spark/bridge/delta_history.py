@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.delta import FROM_THE_JVM, DeltaTables, translated
-from flinkish_spark.bridge.session import jvm
+from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, NO_TABLE, DeltaRefused, condition_of, translated
+from flinkish_spark.bridge.delta_files import files_of
 
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _FIRST_PAGE = 100
@@ -24,7 +25,7 @@ class DeltaHistory:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark, self._tables = spark, DeltaTables(spark)
+        self._spark = spark
 
     def commits(self, path: str) -> Iterator[dict[str, Any]]:
         """Yield the table's commits, newest first; nothing if there is no table.
@@ -32,15 +33,28 @@ class DeltaHistory:
         Each has `version`, `operation`, `operationParameters` and `userMetadata`. A long history is
         read in growing pages, so that whoever stops early has not waited for all of it.
         """
-        if self._tables.version(path) < 0:
-            return
         read, page = 0, _FIRST_PAGE
         while True:
-            rows = self._sql(f"DESCRIBE HISTORY {_quoted(path)} LIMIT {page}")
-            yield from (row.asDict() for row in rows[read:])
+            rows = self.recent(path, page)
+            yield from rows[read:]
             if len(rows) < page:
                 return
             read, page = page, page * 10
+
+    def recent(self, path: str, limit: int) -> list[dict[str, Any]]:
+        """Return at most `limit` of the newest commits, newest first; none if there is no table."""
+        try:
+            return [row.asDict() for row in self._sql(f"DESCRIBE HISTORY {_quoted(path)} LIMIT {limit}")]
+        except DeltaRefused as refused:
+            cause = refused.__cause__
+            if isinstance(cause, Exception) and condition_of(cause) in NO_TABLE:
+                return []
+            raise
+
+    def newest(self, path: str) -> int:
+        """Return the table's newest version; -1 if there is no table."""
+        rows = self.recent(path, 1)
+        return int(rows[0]["version"]) if rows else -1
 
     def missing_at(self, path: str, version: int) -> list[str]:
         """Return files of an older version that the newest no longer has and that are gone."""
@@ -48,10 +62,7 @@ class DeltaHistory:
             reader = self._spark.read.format("delta")
             older = set(reader.option("versionAsOf", version).load(path).inputFiles())
             gone = older - set(self._spark.read.format("delta").load(path).inputFiles())
-            hadoop = jvm(self._spark).org.apache.hadoop.fs.Path
-            conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-            files = [hadoop(jvm(self._spark).java.net.URI(name)) for name in sorted(gone)]
-            return [str(file) for file in files if not file.getFileSystem(conf).exists(file)]
+            return files_of(self._spark).missing([unquote(name) for name in sorted(gone)])
         except FROM_THE_JVM as error:
             raise translated(error) from error
 

@@ -83,12 +83,16 @@ class _DeltaManifestWriter(ManifestWriter):
         version = int(record.checkpoint)
         if self._tables.committed_version(self._path, self._app_id) >= version:
             return CommitAnswer(Outcome.ALREADY_COMMITTED)
-        staged = self._tables.stage(self._row(record), self._path, (), {})
+        row = self._row(record)
+        staged = self._tables.stage(row, self._path, (), {}, lambda table: row)
         try:
-            done = self._tables.commit(self._path, [staged], self._app_id, version)
+            if staged is None:
+                return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now")
+            note = f"checkpoint {version} of {self._context.job_name}"
+            done = self._tables.commit(self._path, [staged], self._app_id, version, note)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        return CommitAnswer(Outcome.COMMITTED if done else Outcome.ALREADY_COMMITTED)
+        return CommitAnswer(Outcome.ALREADY_COMMITTED if done is None else Outcome.COMMITTED)
 
     def _row(self, record: ManifestRecord) -> DataFrame:
         context, stored = self._context, record.to_json()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from flinkish_spark.bridge import SparkProbe, probe, stateful_parts
+from flinkish_spark.bridge.delta_probe import has_delta_format
 from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.planner import PlannedJob, Planner
 from flinkish_spark.graph.stream_graph import base_of
@@ -155,7 +156,7 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
             'or give the KafkaSource reader="python"',
         )
     if any(isinstance(node.sink, DeltaSink) for node in graph.sinks):
-        require_delta(found.has_delta)
+        require_delta(found.has_delta or has_delta_format(spark))
     return found
 
 

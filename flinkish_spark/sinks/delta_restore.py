@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 
-_OURS = "STREAMING UPDATE"
+#: Begins the note of a commit that holds a checkpoint.
+_NOTE = "flinkish-commit "
 #: Operations that change no rows, so that restoring an older version loses nothing of them.
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
 
@@ -24,6 +25,27 @@ def app_id(job: JobUuid, uid: str) -> str:
 def note_of(job: JobUuid, lineage: Lineage) -> str:
     """Return the note of a restore: the same rewind, repeated after a crash, finds it."""
     return f"flinkish-rewind {job} {lineage}"
+
+
+def checkpoint_note(app: str, checkpoint: int) -> str:
+    """Return the note of the commit that holds a checkpoint of a sink; `app` is its :func:`app_id`."""
+    return f"{_NOTE}{app} {checkpoint}"
+
+
+def marked_checkpoint(parameters: Mapping[str, str], note: str, app: str) -> int | None:
+    """Return the checkpoint of a sink that a commit holds; None if it is none of that sink's."""
+    found = _marked(parameters, note)
+    return found[1] if found is not None and found[0] == app else None
+
+
+def _marked(parameters: Mapping[str, str], note: str) -> tuple[str, int] | None:
+    """Return sink and checkpoint from the note, or from the parameters of a streaming update."""
+    if note.startswith(_NOTE):
+        # Behind the checkpoint may be a word that tells attempts apart.
+        app, epoch, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
+    else:
+        app, epoch = parameters.get("queryId", ""), parameters.get("epochId", "")
+    return (app, int(epoch)) if epoch.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +132,5 @@ def _prefix(job: JobUuid) -> str:
 
 def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
     """Return the checkpoint that a commit of this job's sinks belongs to; None for others'."""
-    query, epoch = commit.parameters.get("queryId", ""), commit.parameters.get("epochId", "")
-    is_ours = commit.operation == _OURS and query.startswith(_prefix(job)) and epoch.isdecimal()
-    return int(epoch) if is_ours else None
+    found = _marked(commit.parameters, commit.note)
+    return found[1] if found is not None and found[0].startswith(_prefix(job)) else None

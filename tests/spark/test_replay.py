@@ -1,4 +1,4 @@
-"""Replays whose input are files and whose state came from elsewhere: staged files vanish behind a decision."""
+"""Replays over files and foreign state: staged files vanish behind a decision."""
 
 from __future__ import annotations
 

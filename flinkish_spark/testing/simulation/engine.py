@@ -37,7 +37,8 @@ from flinkish_spark.runtime.recovery_parts import Reseeding
 from flinkish_spark.runtime.sink_staging import SinkStaging
 from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
 from flinkish_spark.sinks.base import Committer, SinkContext, StageResult
-from flinkish_spark.sinks.delta import DeltaSink, _DeltaCommitter
+from flinkish_spark.sinks.delta import DeltaSink
+from flinkish_spark.sinks.delta_committing import DeltaCommitter
 from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 from flinkish_spark.sources.base import Source
 from flinkish_spark.store import Store
@@ -49,8 +50,8 @@ from flinkish_spark.testing.simulation.rules import Rule, require
 from flinkish_spark.testing.simulation.scenario import SinkKind
 from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process
 from flinkish_spark.testing.simulation.sinks import (
+    SimDeltaCommits,
     SimDeltaHistory,
-    SimDeltaTables,
     SimDeltaWriter,
     SimKafkaWriter,
     SimTransactionClient,
@@ -91,11 +92,11 @@ class SimKafkaCommitter(KafkaCommitter):
         return super().sweep(kept, running_blocks)
 
 
-class SimDeltaCommitter(_DeltaCommitter):
+class SimDeltaCommitter(DeltaCommitter):
     """The product's committer over a simulated table."""
 
-    def __init__(self, path: str, tables: Any, history: Any, context: SinkContext, call: SinkCall) -> None:
-        super().__init__(DeltaSink(path), tables, history, context)
+    def __init__(self, path: str, commits: Any, history: Any, context: SinkContext, call: SinkCall) -> None:
+        super().__init__(DeltaSink(path), commits, history, context)
         self._call = call
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -252,9 +253,9 @@ class SimEngine:
                 found[uid] = SimKafkaCommitter(context, call, SimTransactionClient(self._world, call))
             else:
                 table = self._world.tables[uid]
-                tables = SimDeltaTables(self._world, call, table)
+                commits = SimDeltaCommits(self._world, call, table)
                 history = SimDeltaHistory(self._world, call, table)
-                found[uid] = SimDeltaCommitter(f"/{uid}", tables, history, context, call)
+                found[uid] = SimDeltaCommitter(f"/{uid}", commits, history, context, call)
         return found
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from flinkish_spark.bridge.delta import DeltaConflict
+from flinkish_spark.bridge.delta_commits import CommitResult
+from flinkish_spark.bridge.delta_errors import DeltaConflict
 from flinkish_spark.errors import BrokerUnavailableError
 from flinkish_spark.kafka.barrier_records import BarrierRecords
 from flinkish_spark.kafka.evidence import Evidence
@@ -143,8 +144,8 @@ class SimTransactionClient:
         """Do nothing."""
 
 
-class SimDeltaTables:
-    """In the place of :class:`~flinkish_spark.bridge.delta.DeltaTables`."""
+class SimDeltaCommits:
+    """In the place of :class:`~flinkish_spark.bridge.delta_commits.DeltaCommits`."""
 
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table
@@ -154,9 +155,9 @@ class SimDeltaTables:
         self._world.step("table version", path)
         return self._table.committed_epoch(app_id)
 
-    def missing_files(self, path: str, actions: Sequence[Mapping[str, Any]]) -> list[str]:
+    def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
         """Return staged files that are gone."""
-        files = [self._table.files[str(action["add"]["path"])] for action in actions]
+        files = [self._table.files[str(action["add"]["path"])] for action in staged["actions"]]
         for file in files:
             if (
                 self._call.is_question
@@ -166,12 +167,24 @@ class SimDeltaTables:
                 file.is_there = False
         return [file.name for file in files if not file.is_there]
 
-    def why_unfit(self, path: str, staged: Mapping[str, Any]) -> str:
+    def info(self, path: str) -> None:
+        """Return that nothing special is known."""
+
+    def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
         """Return no reason: the schema stays."""
         self._world.step("table alive?", path)
-        return ""
+        return {}
 
-    def commit(self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int) -> bool:
+    def version_of(self, path: str, app_id: str, version: int) -> None:
+        """Return that it is not cheap to find out."""
+
+    def leftovers(self, path: str, app_id: str) -> list[str]:
+        """Return nothing: what is staged are data files."""
+        return []
+
+    def commit(
+        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int
+    ) -> CommitResult:
         """Commit staged sets as one version."""
         world = self._world
         world.step("table commit", f"{path} {version}")
@@ -179,11 +192,11 @@ class SimDeltaTables:
         if trouble is K.SINK_UNAVAILABLE or self._call.is_cut_off:
             raise DeltaConflict("the simulated table conflicts")
         if self._table.committed_epoch(app_id) >= version:
-            return False
+            return CommitResult(False, None)
         self._table.commit([a["add"]["path"] for s in staged for a in s["actions"]], app_id, version)
         if trouble is K.LOST_SINK_REPLY:
             raise DeltaConflict("the simulated table's answer was lost")
-        return True
+        return CommitResult(True, len(self._table.versions))
 
 
 class SimDeltaHistory:
@@ -333,7 +346,7 @@ class SimDeltaWriter(_SimWriter):
             table.stage(origin, rows)
         frame.job_step("file", uid)
         staged = table.stage(origin, rows)
-        return [{"path": uid, "actions": [{"add": {"path": staged.name}}]}]
+        return [{"path": f"/{uid}", "actions": [{"add": {"path": staged.name}}]}]
 
 
 def _handle(staged: Transaction) -> KafkaCommittable:

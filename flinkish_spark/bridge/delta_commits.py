@@ -1,0 +1,174 @@
+"""Commits of a Delta sink: as files where Delta's transactions can be reached, else as rows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from flinkish_spark.bridge.delta import DeltaTables, NotAsFiles
+from flinkish_spark.bridge.delta_files import TableFiles, files_of
+from flinkish_spark.bridge.delta_history import DeltaHistory
+from flinkish_spark.bridge.delta_rows import DeltaRows
+from flinkish_spark.bridge.delta_staged_rows import staged_paths, stored_schema
+from flinkish_spark.sinks.delta_folders import folder_of_sink
+from flinkish_spark.sinks.delta_modes import (
+    Append,
+    OverwritePartitions,
+    SchemaEvolution,
+    mode_from_json,
+    stored_fields,
+)
+from flinkish_spark.sinks.delta_restore import checkpoint_note, marked_checkpoint
+from flinkish_spark.sinks.delta_table import TableInfo, fit, why_stricter
+
+#: How far back a commit is looked for when only its version is wanted.
+_RECENT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a commit.
+
+    Parameters
+    ----------
+    is_new
+        Whether this call did it; otherwise the marker was there.
+    version
+        The table version that holds the checkpoint; None if that was not cheap to find out.
+    """
+
+    is_new: bool
+    version: int | None
+
+
+class DeltaCommits:
+    """Ends what a Delta sink staged; one per process and sink, used by one thread at a time.
+
+    Parameters
+    ----------
+    native
+        Delta's transactions; None where they are out of reach, or not wanted.
+    """
+
+    def __init__(
+        self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, history: DeltaHistory
+    ) -> None:
+        self._native, self._rows, self._files, self._history = native, rows, files, history
+
+    @classmethod
+    def of(cls, spark: SparkSession, *, native: DeltaTables | None) -> DeltaCommits:
+        """Return one for a session."""
+        return cls(native, DeltaRows(spark), files_of(spark), DeltaHistory(spark))
+
+    def info(self, path: str) -> TableInfo | None:
+        """Return the table as it is now; None if there is none."""
+        return self._rows.info(path) if self._native is None else self._native.info(path)
+
+    def committed_version(self, path: str, app_id: str) -> int | None:
+        """Return the last checkpoint that `app_id` committed; -1 if none, None if it cannot be known."""
+        if self._native is not None:
+            return self._native.committed_version(path, app_id)
+        is_whole = False
+        for row in self._history.commits(path):
+            found = marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id)
+            if found is not None:
+                return found
+            is_whole = int(row["version"]) == 0
+        # A history whose beginning was cleaned away may have had one.
+        return -1 if is_whole or self._history.newest(path) < 0 else None
+
+    def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
+        """Return staged files that are no longer there."""
+        return self._files.missing(staged_paths(staged))
+
+    def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
+        """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
+        table = self.info(path)
+        if table is None:
+            return {}
+        reasons = {place: _why_unfit(table, one) for place, one in enumerate(staged)}
+        return {place: reason for place, reason in reasons.items() if reason}
+
+    def commit(
+        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int
+    ) -> CommitResult:
+        """Commit several staged sets as one table version, unless `app_id` has committed it.
+
+        Raises
+        ------
+        DeltaConflict
+            Repeat the call.
+        DeltaRefused
+            The table changed so that it does not take the rows.
+        """
+        note = checkpoint_note(app_id, version)
+        if self._native is not None and all(one.get("form") != "ROWS" for one in staged):
+            try:
+                done = self._native.commit(path, staged, app_id, version, note)
+                if done is not None:
+                    return CommitResult(True, done)
+                return CommitResult(False, self.version_of(path, app_id, version))
+            except NotAsFiles:
+                pass
+        # Delta does not say whether it skipped a write; whose note is in the history does.
+        mine = f"{note} {secrets.token_hex(4)}"
+        self._rows.commit(path, staged, app_id, version, mine, self.info(path))
+        found = self._commit_of(path, app_id, version)
+        if found is None:
+            return CommitResult(False, None)
+        return CommitResult(found["userMetadata"] == mine, int(found["version"]))
+
+    def version_of(self, path: str, app_id: str, version: int) -> int | None:
+        """Return the table version of a checkpoint if it is a recent one."""
+        found = self._commit_of(path, app_id, version)
+        return None if found is None else int(found["version"])
+
+    def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
+        for row in self._history.recent(path, _RECENT):
+            if marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id) == version:
+                return row
+        return None
+
+    def leftovers(self, path: str, app_id: str) -> list[str]:
+        """Return the names of the folders that hold rows of a sink."""
+        return self._files.folders(folder_of_sink(path, app_id))
+
+    def discard(self, path: str, app_id: str, name: str) -> None:
+        """Delete one of them."""
+        self._files.delete(f"{folder_of_sink(path, app_id)}/{name}")
+
+
+def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
+    mode = mode_from_json(staged.get("mode"))
+    schema = stored_schema(staged)["fields"]
+    names = stored_fields(mode, [str(f["name"]) for f in schema])
+    stored = [f for f in schema if f["name"] in names]
+    problems = fit(table, stored, SchemaEvolution(staged.get("schema_evolution", "NONE"))).problems
+    if problems:
+        return problems[0]
+    if table.is_append_only and not isinstance(mode, Append):
+        return "the table became append-only"
+    if isinstance(mode, OverwritePartitions) and list(table.partition_by) != list(_partitions(staged)):
+        return "the table's partitioning changed since the rows were staged"
+    return why_stricter(_rules(staged), table)
+
+
+def _parameters(row: Mapping[str, Any]) -> dict[str, str]:
+    return {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()}
+
+
+def _partitions(staged: Mapping[str, Any]) -> Sequence[str]:
+    if staged.get("form") == "ROWS":
+        return [str(name) for name in staged["table_partitions"]]
+    return TableInfo.from_log(staged["metadata"]).partition_by
+
+
+def _rules(staged: Mapping[str, Any]) -> Mapping[str, Any]:
+    if staged.get("form") == "ROWS":
+        rules: Mapping[str, Any] = staged["rules"]
+        return rules
+    return TableInfo.from_log(staged["metadata"]).rules()

@@ -1,0 +1,183 @@
+"""What a Delta sink refuses before anything starts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.bridge.delta_errors import DeltaRefused
+from flinkish_spark.bridge.delta_rows import DeltaRows, aligned_columns
+from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.sinks.base import SinkContext
+from flinkish_spark.sinks.delta_modes import Append, OverwritePartitions, Upsert, stored_fields
+from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention
+from flinkish_spark.sinks.delta_table import TableInfo, fit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.sinks.delta import DeltaSink
+
+_DEFAULTS = "spark.databricks.delta.properties.defaults."
+
+
+def check_sink(
+    sink: DeltaSink, spark: SparkSession, context: SinkContext, native: DeltaTables | None
+) -> None:
+    """Refuse a sink that its stream or its table does not allow.
+
+    Raises
+    ------
+    SchemaError
+        Columns, keys, conditions or types do not fit.
+    ConfigError
+        The mode or a retention of the table does not.
+    """
+    _check_columns(sink, context)
+    if isinstance(sink.mode, Upsert):
+        _check_upsert(sink.mode, spark, context)
+    table = DeltaRows(spark).info(sink.path) if native is None else native.info(sink.path)
+    if table is None:
+        _check_new(sink, context)
+    else:
+        _check_table(sink, spark, context, table)
+    stages_files = native is not None and not isinstance(sink.mode, Upsert)
+    if stages_files:
+        _ask_delta(sink, spark, context, native, table)
+    properties = {} if table is None else table.properties
+    defaults = {name: spark.conf.get(_DEFAULTS + name, None) for name in (FILES, MARKERS)}
+    known = {name: value for name, value in defaults.items() if value is not None}
+    for name in (FILES, MARKERS) if stages_files else (MARKERS,):
+        # A table without properties has Delta's defaults, not the session's.
+        check_retention(name, properties, known if table is None else {}, sink.path, context)
+
+
+def _check_columns(sink: DeltaSink, context: SinkContext) -> None:
+    stored = stored_fields(sink.mode, context.schema.names)
+    wanted = [("partitioned by", name) for name in sink.partition_by]
+    if isinstance(sink.mode, Upsert):
+        wanted += [("keyed by", name) for name in sink.mode.keys]
+        _require("leaves out", sink.mode.not_stored, context.schema.names, context)
+        if sink.mode.sequence_by is not None:
+            _require("ordered by", (sink.mode.sequence_by,), context.schema.names, context)
+    for role, name in wanted:
+        _require(role, (name,), stored, context)
+
+
+def _require(role: str, names: tuple[str, ...], have: Any, context: SinkContext) -> None:
+    for name in names:
+        if name not in have:
+            raise SchemaError(
+                f"sink '{context.uid}' is {role} '{name}', which its stream does not have"
+                if role != "leaves out"
+                else f"sink '{context.uid}' leaves out '{name}', which its stream does not have",
+                what_to_do=f"choose from {', '.join(have)}",
+            )
+
+
+def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
+    ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
+    for name in ordered:
+        kind = context.schema[name].dataType
+        if isinstance(kind, T.ArrayType | T.MapType | T.StructType | T.VariantType):
+            raise SchemaError(
+                f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
+                why="keys and sequences must be simple values, which can be compared",
+                what_to_do="make a column of a simple type in front of the sink",
+            )
+    if mode.delete_when is not None:
+        try:
+            empty = spark.createDataFrame([], context.schema)
+            found = empty.select(F.expr(mode.delete_when)).schema.fields[0].dataType
+        except Exception as error:
+            raise _bad_condition(mode.delete_when, context, str(error).split("\n")[0]) from error
+        if not isinstance(found, T.BooleanType):
+            raise _bad_condition(mode.delete_when, context, f"it is of type {found.simpleString()}")
+
+
+def _bad_condition(text: str, context: SinkContext, why: str) -> SchemaError:
+    return SchemaError(
+        f"delete_when of sink '{context.uid}' is no condition on its records: {text}",
+        why=why,
+        what_to_do="give a SQL condition on the stream's fields, such as \"op = 'D'\"",
+    )
+
+
+def _check_new(sink: DeltaSink, context: SinkContext) -> None:
+    if isinstance(sink.mode, OverwritePartitions) and not sink.partition_by:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path}, which would have none",
+            what_to_do="give DeltaSink partition_by",
+        )
+
+
+def _check_table(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
+    if table.is_append_only and not isinstance(sink.mode, Append):
+        raise ConfigError(
+            f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
+            why=f"{type(sink.mode).__name__} changes and deletes rows",
+            what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
+        )
+    if isinstance(sink.mode, OverwritePartitions) and not table.partition_by:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
+            what_to_do="use a partitioned table",
+        )
+    if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
+        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+    names = stored_fields(sink.mode, context.schema.names)
+    fields = json.loads(T.StructType([context.schema[name] for name in names]).json())["fields"]
+    problems = fit(table, fields, sink.schema_evolution).problems
+    if problems:
+        raise _refused(sink, context, problems[0])
+    if isinstance(sink.mode, Upsert):
+        _check_constraints(sink, spark, context, table)
+
+
+def _check_constraints(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
+    """Refuse constraints on columns that the stream lacks: an upsert keeps what a row has in them."""
+    empty = spark.createDataFrame([], context.schema)
+    for name, condition in table.checks.items():
+        try:
+            empty.select(F.expr(condition))
+        except Exception as error:
+            raise _refused(
+                sink, context, f"its constraint {name} ({condition}) is about columns that the stream lacks"
+            ) from error
+
+
+def _ask_delta(
+    sink: DeltaSink,
+    spark: SparkSession,
+    context: SinkContext,
+    native: DeltaTables | None,
+    table: TableInfo | None,
+) -> None:
+    """Let Delta itself compare the schema, by staging no rows."""
+    if native is None:
+        return
+    empty = spark.createDataFrame([], context.schema)
+    options = dict(sink.options)
+    if table is not None:
+        empty = empty.select(*aligned_columns(empty, empty.columns, table))
+        fields = json.loads(context.schema.json())["fields"]
+        if fit(table, fields, sink.schema_evolution).changes:
+            options["mergeSchema"] = "true"
+    try:
+        native.check_schema(empty.schema, sink.path, sink.partition_by, options)
+    except DeltaRefused as error:
+        raise _refused(sink, context, str(error).split("\n\n")[0].strip()) from error
+
+
+def _refused(sink: DeltaSink, context: SinkContext, why: str) -> SchemaError:
+    return SchemaError(
+        f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
+        why=why,
+        what_to_do="change the stream's fields, or the table with ALTER TABLE"
+        + ("" if sink.schema_evolution.value != "NONE" else ", or allow it with schema_evolution"),
+        uid=context.uid,
+    )

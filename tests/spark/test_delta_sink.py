@@ -1,0 +1,243 @@
+"""The Delta sink without a job, by both of Delta's doors: modes, repeats, what is lost, what is left over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
+from flinkish_spark.errors import BadRecordError
+from flinkish_spark.protocol.outcomes import Outcome
+from tests.delta_rig import DeltaRig
+
+ROW = "id BIGINT, v STRING, p STRING"
+BOTH = pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
+BY_ID = Upsert(keys=("id",))
+
+
+def test_auto_finds_the_native_door(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW)
+    assert rig.stage(0, [(1, "a", "x")])[0].payload["form"] == "FILES"
+
+
+@BOTH
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(
+    spark, tmp_path, writer, partition_by
+) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, partition_by=partition_by)
+    rig.preflight()
+    staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "y/ä %:="), (3, None, None)])
+    first = rig.commit(1, staged)
+    assert first.outcome is Outcome.COMMITTED
+    assert first.facts == {"version": 0, "rows": 3, "files": first.facts["files"]}
+    for again in (rig.commit(1, staged), rig.other().commit(1, staged)):
+        assert (again.outcome, again.facts) == (Outcome.ALREADY_COMMITTED, first.facts)
+    assert rig.put(2, [(4, "d", "x")]).facts["version"] == 1
+    # An older checkpoint's marker is covered by the newer one's.
+    assert rig.commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows() == Counter([(1, "a", "x"), (2, "b", "y/ä %:="), (3, None, None), (4, "d", "x")])
+    assert len(rig.history()) == 2
+
+
+@pytest.mark.parametrize("first", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapped) -> None:
+    """Also a checkpoint that has sets of both."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=first, partition_by=("p",))
+    properties = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')" if mapped else ""
+    rig.sql(f"CREATE TABLE {{t}} ({ROW}) USING delta PARTITIONED BY (p) {properties}")
+    if mapped:
+        rig.sql("ALTER TABLE {t} RENAME COLUMN v TO w")
+        rig.sql("ALTER TABLE {t} RENAME COLUMN w TO v")
+    second = DeltaWriter.PORTABLE if first is DeltaWriter.NATIVE else DeltaWriter.NATIVE
+    other = rig.other(writer=second)
+    staged = rig.stage(0, [(1, "a", "x y"), (2, None, None)])
+    mixed = rig.stage(1, [(3, "c", "ü%20/")]) + other.stage(2, [(4, "d", "x y")])
+    assert other.commit(1, staged).outcome is Outcome.COMMITTED
+    assert rig.commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
+    assert not rig.committer.why_dead(mixed) and not other.committer.why_dead(mixed)
+    assert rig.commit(2, mixed).outcome is Outcome.COMMITTED
+    assert other.commit(2, mixed).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows() == Counter([(1, "a", "x y"), (2, None, None), (3, "c", "ü%20/"), (4, "d", "x y")])
+
+
+@BOTH
+def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, writer) -> None:
+    """Over micro-batches and within one; the table is made by the first checkpoint."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=BY_ID)
+    rig.preflight()
+    staged = rig.stage(9, [(1, "first", "x"), (2, "a", "x"), (2, "b", "y")])
+    staged += rig.stage(10, [(1, "second", "y"), (3, "c", "x")])
+    assert rig.commit(1, staged).facts == {"version": 0, "rows": 5, "files": 2}
+    assert rig.rows() == Counter([(1, "second", "y"), (2, "b", "y"), (3, "c", "x")])
+    assert rig.put(2, [(1, "third", None), (4, "d", "x")], [(4, "e", "x")]).outcome is Outcome.COMMITTED
+    expected = Counter([(1, "third", None), (2, "b", "y"), (3, "c", "x"), (4, "e", "x")])
+    assert rig.rows() == expected
+    assert rig.other().commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows() == expected and len(rig.history()) == 2
+
+
+def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
+    mode = Upsert(keys=("id",), sequence_by="at", delete_when="op = 'D'", not_stored=("op",))
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, at INT, v STRING, op STRING", mode=mode)
+    rig.preflight()
+    rig.put(
+        1, [(1, 5, "new", "U"), (1, 3, "old", "U"), (2, 1, "b", "U"), (3, 1, "gone", "U"), (3, 2, None, "D")]
+    )
+    assert rig.rows() == Counter([(1, 5, "new"), (2, 1, "b")])
+    # Older than the table's, equal, deleted, deleted too late, without a sequence.
+    rig.put(2, [(1, 4, "late", "U"), (2, 1, "equal", "U"), (4, None, "d", "U")], [(1, 2, None, "D")])
+    assert rig.rows() == Counter([(1, 5, "new"), (2, 1, "equal"), (4, None, "d")])
+    rig.put(3, [(2, 9, None, "D"), (7, 1, None, "D")])
+    assert rig.rows() == Counter([(1, 5, "new"), (4, None, "d")])
+
+
+@pytest.mark.parametrize(
+    "properties", ["'delta.enableDeletionVectors' = 'true'", "'delta.columnMapping.mode' = 'name'"]
+)
+def test_an_upsert_into_a_table_that_others_write(spark, tmp_path, properties) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=Upsert(keys=("id", "p")))
+    columns = (
+        "id BIGINT NOT NULL, p STRING, v STRING, twice BIGINT GENERATED ALWAYS AS (id * 2), extra STRING"
+    )
+    rig.sql(f"CREATE TABLE {{t}} ({columns}) USING delta PARTITIONED BY (p) TBLPROPERTIES ({properties})")
+    rig.preflight()
+    rig.sql("INSERT INTO {t} (id, p, v, extra) VALUES (1, 'x', 'theirs', 'kept'), (1, 'y', 'theirs', 'kept')")
+    assert rig.put(1, [(1, "ours", "x"), (2, "ours", "x")]).outcome is Outcome.COMMITTED
+    assert rig.rows("id", "p", "v", "twice", "extra") == Counter(
+        [(1, "x", "ours", 2, "kept"), (1, "y", "theirs", 2, "kept"), (2, "x", "ours", 4, None)]
+    )
+
+
+def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+    with pytest.raises(
+        BadRecordError, match=r"the key id IS NOT NULL is violated by the record .*\"v\":\"b\""
+    ):
+        rig.stage(0, [(1, "a", "x"), (None, "b", "x")])
+
+
+@BOTH
+def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, writer) -> None:
+    mode = OverwritePartitions()
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("p",))
+    rig.preflight()
+    rig.put(1, [(1, "a", "x"), (2, "b", "y/ %")], [(3, "c", "x")])
+    assert rig.rows() == Counter([(1, "a", "x"), (2, "b", "y/ %"), (3, "c", "x")])
+    staged = rig.stage(7, [(4, "d", "x")]) + rig.stage(8, [(5, "e", None), (6, "f", "x")])
+    assert rig.commit(2, staged).outcome is Outcome.COMMITTED
+    expected = Counter([(4, "d", "x"), (6, "f", "x"), (2, "b", "y/ %"), (5, "e", None)])
+    assert rig.rows() == expected
+    assert rig.put(3, [(9, "z", None)]).outcome is Outcome.COMMITTED
+    # The repeat of an older checkpoint must not bring its partitions back.
+    assert rig.other().commit(2, staged).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows() == expected - Counter([(5, "e", None)]) + Counter([(9, "z", None)])
+    assert len(rig.history()) == 3
+
+
+@pytest.mark.parametrize("mode", [None, BY_ID, OverwritePartitions()])
+def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) -> None:
+    """Of two that commit one checkpoint, one does; a stranger's rows are not lost."""
+    settings = {} if mode is None else {"mode": mode}
+    rig = DeltaRig(spark, tmp_path / "t", ROW, partition_by=("p",), **settings)
+    rig.put(1, [(1, "a", "x")])
+    outcomes, errors = [], []
+
+    def commit(owner, checkpoint, staged):
+        try:
+            while True:
+                answer = owner.commit(checkpoint, staged)
+                if answer.outcome is not Outcome.RETRY:
+                    outcomes.append(answer.outcome)
+                    return
+        except Exception as error:
+            errors.append(error)
+
+    def strange():
+        for n in range(3):
+            spark.createDataFrame([(100 + n, "s", "s")], ROW).write.format("delta").mode("append").save(
+                str(rig.table)
+            )
+
+    staged = rig.stage(5, [(1, "b", "x"), (2, "c", "y")])
+    owners = [rig, rig.other(), rig.other(writer="portable")]
+    threads = [threading.Thread(target=commit, args=(owner, 2, staged)) for owner in owners]
+    threads.append(threading.Thread(target=strange))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert not errors
+    assert Counter(outcomes) == Counter({Outcome.COMMITTED: 1, Outcome.ALREADY_COMMITTED: 2})
+    ours = [(1, "b", "x"), (2, "c", "y")] + ([(1, "a", "x")] if mode is None else [])
+    assert rig.rows() == Counter(ours + [(100 + n, "s", "s") for n in range(3)])
+
+
+@BOTH
+@pytest.mark.parametrize("mode", [None, BY_ID])
+def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode) -> None:
+    settings = {} if mode is None else {"mode": mode}
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, **settings)
+    rig.put(1, [(1, "a", "x")])
+    staged = rig.stage(5, [(2, "b", "x")]) + rig.stage(6, [(3, "c", "x")])
+    assert not rig.committer.why_dead(staged)
+    names = {p for p in tmp_path.rglob("*.parquet")}
+    victim = next(p for p in names if p.name in str(staged[1].payload))
+    done = rig.stage(7, [(4, "d", "x")])
+    assert rig.commit(2, done).outcome is Outcome.COMMITTED
+    victim.unlink()
+    assert list(rig.committer.why_dead(staged)) == [1]
+    lost = rig.other().commit(3, staged)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and victim.name in lost.detail
+    # The marker goes before the evidence: what is in the table is not lost.
+    assert rig.commit(2, staged).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows("id") == Counter([(1,), (4,)])
+
+
+def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW)
+    rig.put(1, [(1, "a", "x")])
+    rows = rig.other(writer="portable").stage(6, [(3, "c", "x")])
+    files = rig.stage(5, [(2, "b", "x")])
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        rig.sql("VACUUM {t} RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    assert "is gone" in rig.committer.why_dead(files)[0]
+    lost = rig.commit(2, files)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted
+    assert rig.commit(2, rows).outcome is Outcome.COMMITTED
+    assert rig.rows("id") == Counter([(1,), (3,)])
+
+
+@BOTH
+def test_folders_that_nobody_names_are_swept(spark, tmp_path, writer) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=BY_ID)
+    committed, kept = rig.stage(0, [(1, "a", "x")]), rig.stage(1, [(2, "b", "x")])
+    running, leftover = rig.stage(2, [(3, "c", "x")]), rig.stage(3, [(4, "d", "x")])
+    older = rig.other(epoch=0).stage(3, [(5, "e", "x")])
+    newer = rig.other(epoch=7).stage(3, [(5, "e", "x")])
+    rig.commit(1, committed)
+    assert rig.committer.sweep(kept, lambda: frozenset({2})) == 3
+    gone = {id(staged): bool(rig.committer.why_dead(staged)) for staged in (kept, running, newer)}
+    assert not any(gone.values())
+    assert all(rig.committer.why_dead(staged) for staged in (committed, leftover, older))
+    assert rig.committer.sweep(kept, lambda: frozenset({2})) == 0
+    assert rig.rows("id") == Counter([(1,)])
+
+
+def test_what_was_staged_under_other_settings_is_dead(spark, tmp_path) -> None:
+    """A sink whose settings were changed stages again; what is decided goes by its own settings."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW)
+    staged = rig.stage(0, [(1, "a", "x"), (1, "b", "x")])
+    upserting = rig.other(mode=BY_ID)
+    assert "another mode" in upserting.committer.why_dead(staged)[0]
+    assert upserting.commit(1, staged).outcome is Outcome.COMMITTED
+    assert rig.rows("v") == Counter([("a",), ("b",)])
+    elsewhere = DeltaRig(spark, tmp_path / "other", ROW)
+    assert "was" not in elsewhere.committer.why_dead(elsewhere.stage(0, [(1, "a", "x")]))
+    assert "for the table" in elsewhere.committer.why_dead(staged)[0]
