@@ -23,7 +23,7 @@ from rich.table import Table
 
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
-from tests.bench import door
+from tests.bench import copying, door
 
 VARIANTS = (
     "flinkish-kafka",
@@ -33,6 +33,7 @@ VARIANTS = (
     "tws-row-tuned",
     "tws-pandas",
     *door.VARIANTS,
+    *copying.VARIANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,12 +149,20 @@ _DOOR_PEERS = ("spark-source", "spark-sink")
 def report(results, args):
     """Print a table of the jobs, one of the door, and all of it as JSON."""
     title = f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys"
-    for names, peers in ((VARIANTS, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS)):
-        is_door = peers is _DOOR_PEERS
-        chosen = {v: rs for v, rs in results.items() if v in names and (v in door.VARIANTS) is is_door}
+    main_job = [v for v in VARIANTS if v not in door.VARIANTS and v not in copying.VARIANTS]
+    for names, peers in ((main_job, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS), (copying.VARIANTS, ())):
+        chosen = {v: rs for v, rs in results.items() if v in names}
         if chosen:
             Console(width=120).print(table_of(title, chosen, peers, args))
-    print(json.dumps({variant: summary_of(runs, args) for variant, runs in results.items()}))
+    found = {variant: summary_of(runs, args) for variant, runs in results.items()}
+    for variant, peer in copying.PEERS.items():
+        if variant in found and peer in found:
+            # Round by round: what disturbs the machine disturbs both of a pair.
+            pairs = zip(results[variant], results[peer], strict=True)
+            ratio = statistics.median(a["events_per_s"] / b["events_per_s"] for a, b in pairs)
+            found[variant]["ratio_to_spark"] = round(ratio, 3)
+            print(f"{variant}: {ratio:.2f} times the rate of {peer}, median of the pairs")
+    print(json.dumps(found))
 
 
 def table_of(title, results, peers, args):

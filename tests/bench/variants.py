@@ -30,7 +30,7 @@ from flinkish_spark import (
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.sources.kafka import READER_DEFAULTS
 from flinkish_spark.store import LocalStore
-from tests.bench import door
+from tests.bench import copying, door
 
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 OUTPUT = "user STRING, total LONG, orders LONG"
@@ -84,6 +84,8 @@ class Worker:
         folder = self.base / str(number)
         if self.args.variant in door.VARIANTS:
             return door.run(self.spark, self.args, folder)
+        if self.args.variant in copying.VARIANTS:
+            return copying.run(self.spark, self.args, folder, Times)
         if self.args.variant.startswith("flinkish"):
             return self._flinkish(folder)
         return self._native(folder)
@@ -164,8 +166,8 @@ class Worker:
 class Times:
     """An observer that notes when a micro-batch was staged, and the checkpoints' milestones."""
 
-    def __init__(self, job_dir):
-        self._job_dir = job_dir
+    def __init__(self, job_dir, sink="totals-kafka"):
+        self._job_dir, self._sink = job_dir, sink
         self._seen = set()
         self.rows = 0
         self.staged = []
@@ -191,7 +193,7 @@ class Times:
         for name, staged in self._job_dir.staged_batches(self._job_dir.lineage()).items():
             if name not in self._seen:
                 self._seen.add(name)
-                self.rows += next(ack.rows for ack in staged.acks if ack.sink == "totals-kafka")
+                self.rows += next(ack.rows for ack in staged.acks if ack.sink == self._sink)
 
     def summary(self, args):
         # The clock starts when the first micro-batch is staged, as the peers' does when their
