@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from flinkish_spark.drop_in import register
     from flinkish_spark.environment import StreamExecutionEnvironment
     from flinkish_spark.errors import FlinkishError
-    from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
+    from flinkish_spark.formats import Avro, DeadLetter, Json, OnBadRecord, Raw
     from flinkish_spark.functions import Context, KeyedProcessFunction, RuntimeContext
     from flinkish_spark.hooks import MasterHook
     from flinkish_spark.job_client import JobClient
     from flinkish_spark.kafka.barrier_records import BarrierRecords
+    from flinkish_spark.kafka.delivery import DeliveryGuarantee, RecordHeaders
     from flinkish_spark.protocol.failures import CheckpointFailureReason
     from flinkish_spark.protocol.gate_values import AlignmentMode
     from flinkish_spark.protocol.ids import CheckpointId
@@ -70,11 +71,12 @@ _PUBLIC = {
     "drop_in": ("register",),
     "environment": ("StreamExecutionEnvironment",),
     "errors": ("FlinkishError",),
-    "formats": ("DeadLetter", "Json", "OnBadRecord", "Raw"),
+    "formats": ("Avro", "DeadLetter", "Json", "OnBadRecord", "Raw"),
     "functions": ("Context", "KeyedProcessFunction", "RuntimeContext"),
     "hooks": ("MasterHook",),
     "job_client": ("JobClient",),
     "kafka.barrier_records": ("BarrierRecords",),
+    "kafka.delivery": ("DeliveryGuarantee", "RecordHeaders"),
     "protocol.failures": ("CheckpointFailureReason",),
     "protocol.gate_values": ("AlignmentMode",),
     "protocol.ids": ("CheckpointId",),
@@ -116,6 +118,7 @@ __all__ = [
     "UNLIMITED",
     "AlignmentMode",
     "AnswerKind",
+    "Avro",
     "BarrierRecords",
     "ChannelStatistics",
     "CheckpointAnswer",
@@ -134,6 +137,7 @@ __all__ = [
     "Context",
     "DataStream",
     "DeadLetter",
+    "DeliveryGuarantee",
     "DeltaSink",
     "ExponentialDelay",
     "FailureRate",
@@ -159,6 +163,7 @@ __all__ = [
     "Quantity",
     "QuietListener",
     "Raw",
+    "RecordHeaders",
     "RestoreSettings",
     "RestoredCheckpoint",
     "RuntimeContext",
