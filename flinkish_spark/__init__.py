@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from flinkish_spark.drop_in import register
     from flinkish_spark.environment import StreamExecutionEnvironment
     from flinkish_spark.errors import FlinkishError
-    from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
+    from flinkish_spark.formats import Avro, DeadLetter, Json, OnBadRecord, Raw
     from flinkish_spark.functions import Context, KeyedProcessFunction, RuntimeContext
     from flinkish_spark.hooks import MasterHook
     from flinkish_spark.job_client import JobClient
     from flinkish_spark.kafka.barrier_records import BarrierRecords
+    from flinkish_spark.kafka.delivery import DeliveryGuarantee, RecordHeaders
     from flinkish_spark.manifests.delta import DeltaManifest
     from flinkish_spark.manifests.kafka import KafkaManifest
     from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -79,13 +80,14 @@ _PUBLIC = {
     "drop_in": ("register",),
     "environment": ("StreamExecutionEnvironment",),
     "errors": ("FlinkishError",),
-    "formats": ("DeadLetter", "Json", "OnBadRecord", "Raw"),
+    "formats": ("Avro", "DeadLetter", "Json", "OnBadRecord", "Raw"),
     "functions": ("Context", "KeyedProcessFunction", "RuntimeContext"),
     "hooks": ("MasterHook",),
     "job_client": ("JobClient",),
     "kafka.barrier_records": ("BarrierRecords",),
     "manifests.delta": ("DeltaManifest",),
     "manifests.kafka": ("KafkaManifest",),
+    "kafka.delivery": ("DeliveryGuarantee", "RecordHeaders"),
     "protocol.failures": ("CheckpointFailureReason",),
     "protocol.gate_values": ("AlignmentMode",),
     "protocol.ids": ("CheckpointId",),
@@ -129,6 +131,7 @@ __all__ = [
     "AlignmentMode",
     "AnswerKind",
     "Append",
+    "Avro",
     "BarrierRecords",
     "ChannelStatistics",
     "CheckpointAnswer",
@@ -147,6 +150,7 @@ __all__ = [
     "Context",
     "DataStream",
     "DeadLetter",
+    "DeliveryGuarantee",
     "DeltaManifest",
     "DeltaSink",
     "DeltaWriter",
@@ -176,6 +180,7 @@ __all__ = [
     "Quantity",
     "QuietListener",
     "Raw",
+    "RecordHeaders",
     "RestoreSettings",
     "RestoredCheckpoint",
     "RuntimeContext",

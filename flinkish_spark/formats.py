@@ -1,11 +1,15 @@
-"""How a record's bytes become columns and back: JSON and raw."""
+"""How a record's bytes become columns and back: JSON, Avro and raw."""
 
 from __future__ import annotations
 
 import enum
+import json
 from dataclasses import dataclass
 
 from flinkish_spark.errors import ConfigError
+
+#: What fits the four bytes of a schema's id.
+_MOST_SCHEMA_ID = 2**31 - 1
 
 
 class OnBadRecord(enum.Enum):
@@ -47,8 +51,8 @@ class Json:
     Parameters
     ----------
     schema
-        Fields as DDL (``"user STRING, amount LONG"``). Needed to read; a sink writes all fields
-        of its stream and needs none.
+        Fields as DDL (``"user STRING, amount LONG"``). Needed to read. A sink writes the fields that are
+        named here, all fields of its stream if none is.
     on_bad_record
         What to do with a value that is not a JSON object of this schema; a null value counts as
         one.
@@ -76,3 +80,61 @@ class Raw:
     """
 
     column: str = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Avro:
+    """Avro's binary form, one record of a schema each; for sinks.
+
+    Encoded by Spark, so the session needs the Avro JAR of the pinned list whichever engine writes.
+
+    Parameters
+    ----------
+    schema
+        A record's schema as JSON text. A sink writes the fields that it names; their order is the schema's.
+        Empty: derived from the stream, with every field nullable.
+    schema_id
+        Under which a schema registry knows `schema`; written in front of every record as a zero byte and
+        four bytes (Confluent's wire format). Needs `schema`. None: nothing is written in front.
+
+    Examples
+    --------
+    >>> Avro('{"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}').schema_id
+    """
+
+    schema: str = ""
+    schema_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema:
+            _check_avro_schema(self.schema)
+        if self.schema_id is None:
+            return
+        number = self.schema_id
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST_SCHEMA_ID:
+            raise ConfigError(
+                f"schema_id is {number!r}", what_to_do=f"give a whole number from 0 to {_MOST_SCHEMA_ID}"
+            )
+        if not self.schema:
+            raise ConfigError(
+                "Avro has a schema_id and no schema",
+                why="the id belongs to one schema, and a derived one changes with the stream",
+                what_to_do="give the schema that the registry has under this id",
+            )
+
+
+def _check_avro_schema(text: str) -> None:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError) as wrong:
+        raise ConfigError("the Avro schema is no JSON", why=str(wrong)) from None
+    fields = found.get("fields") if isinstance(found, dict) and found.get("type") == "record" else None
+    if not isinstance(fields, list) or not fields or not all(_is_field(one) for one in fields):
+        raise ConfigError(
+            "the Avro schema is not that of a record",
+            what_to_do='write {"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}',
+        )
+
+
+def _is_field(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and "type" in value

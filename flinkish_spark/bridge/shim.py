@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.bridge.session import jvm
 from flinkish_spark.errors import InternalError
@@ -18,17 +18,30 @@ def _shim(frame: DataFrame) -> Any:
 
 
 def stage_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write rows into one open transaction per task and return what each task reports.
+    """Write rows, by default into one open transaction per task, and return what each task reports.
 
     Parameters
     ----------
     rows
-        kind, checkpoint, channel, hash, key BINARY, value BINARY, topic STRING.
+        kind, checkpoint, channel, hash, key BINARY, value BINARY, topic STRING; behind them, where
+        `options` say, partition INT, timestamp BIGINT, headers ARRAY<STRUCT<key, value>>, misfit STRING.
     options
         See `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
     """
     answer: list[dict[str, Any]] = json.loads(_shim(rows).KafkaStager.stage(rows._jdf, json.dumps(options)))
     return answer
+
+
+def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) -> str:
+    """Return which producer setting Kafka's client would refuse, as the end of a sentence; empty if none.
+
+    Parameters
+    ----------
+    options
+        As for :func:`stage_kafka`.
+    """
+    shim = jvm(spark).io.github.flinkishspark.shim
+    return str(shim.KafkaStager.refusedSetting(json.dumps(options)))
 
 
 class TappedRows:

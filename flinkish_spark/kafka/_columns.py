@@ -73,11 +73,14 @@ class Addressed:
         One topic for all, or a string column; None and null stand for the default topic.
     partitions
         None, or a column of type int64; null leaves the choice to the key.
+    misfits
+        None, or a string column: why a record does not fit its format; null if it does.
     """
 
     rows: Rows
     topics: Any = None
     partitions: Any = None
+    misfits: Any = None
 
     @classmethod
     def of(
@@ -88,6 +91,7 @@ class Addressed:
         topics: Column | str | None,
         partitions: Column | None,
         timestamps_ms: Int64s | int,
+        misfits: Column | None = None,
     ) -> Addressed:
         """Return a caller's columns, each in one piece and of the type used here.
 
@@ -100,15 +104,18 @@ class Addressed:
             topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
         if partitions is not None:
             partitions = _cast("The partition", partitions, pa.int64(), pa.types.is_floating)
+        if misfits is not None:
+            misfits = _cast("What does not fit", misfits, pa.string(), pa.types.is_integer)
         headers = headers.combine_chunks() if isinstance(headers, pa.ChunkedArray) else headers
         timestamps = np.asarray(timestamps_ms, np.int64)
         keys = pa.nulls(len(values)) if keys is None else keys
-        others: list[Any] = [keys, headers, topics, partitions, timestamps if timestamps.ndim else None]
+        others: list[Any] = [keys, headers, topics, partitions, misfits]
+        others.append(timestamps if timestamps.ndim else None)
         for column in others:
             if is_column(column) and len(column) != len(values):
                 raise SchemaError(f"{len(values)} values came with a column of {len(column)}")
         rows = Rows(binary(keys), binary(values), headers, np.broadcast_to(timestamps, len(values)))
-        return cls(rows, topics, partitions)
+        return cls(rows, topics, partitions, misfits)
 
     @property
     def highest_partition(self) -> int:
@@ -117,29 +124,26 @@ class Addressed:
             return -1
         return int(self.partitions.drop_null().to_numpy().max())
 
+    @property
+    def _places(self) -> tuple[Any, Any, Any]:
+        return (self.topics, self.partitions, self.misfits)
+
     def slice(self, start: int, length: int) -> Addressed:
         """Return some of the rows, without copying them."""
-        return Addressed(
-            self.rows.slice(start, length),
-            _sliced(self.topics, start, length),
-            _sliced(self.partitions, start, length),
-        )
+        parts = [_sliced(one, start, length) for one in self._places]
+        return Addressed(self.rows.slice(start, length), *parts)
 
     def take(self, indices: npt.NDArray[Any]) -> Addressed:
         """Return the rows at `indices`, copied."""
         at = pa.array(indices)
-        return Addressed(self.rows.take(indices), _taken(self.topics, at), _taken(self.partitions, at))
+        return Addressed(self.rows.take(indices), *[_taken(one, at) for one in self._places])
 
     def continues(self, other: Addressed) -> bool:
         """Return whether this can be joined to `other`: each part a like column, or the same value."""
-        pairs = (
-            (self.rows.headers, other.rows.headers),
-            (self.topics, other.topics),
-            (self.partitions, other.partitions),
-        )
+        mine, theirs = (self.rows.headers, *self._places), (other.rows.headers, *other._places)
         return all(
-            mine.type == theirs.type if is_column(mine) and is_column(theirs) else _is_same(mine, theirs)
-            for mine, theirs in pairs
+            one.type == another.type if is_column(one) and is_column(another) else _is_same(one, another)
+            for one, another in zip(mine, theirs, strict=True)
         )
 
     @classmethod
@@ -153,9 +157,7 @@ class Addressed:
             _concatenated([part.rows.headers for part in parts]),
             np.concatenate([part.rows.timestamps_ms for part in parts]),
         )
-        return cls(
-            rows, _concatenated([p.topics for p in parts]), _concatenated([p.partitions for p in parts])
-        )
+        return cls(rows, *[_concatenated(list(one)) for one in zip(*(p._places for p in parts), strict=True)])
 
 
 def is_column(value: Any) -> bool:

@@ -1,5 +1,8 @@
 """Record batches on their way to the leaders of their partitions, until each is acknowledged.
 
+A producer without id and sequence numbers (``DeliveryGuarantee.NONE``) goes the same way; a batch that is
+sent again is then written again.
+
 The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next
 sequence number or refuses). Rules:
 
@@ -150,6 +153,7 @@ class Outbox:
             base_sequence=sequence,
             codec=self._settings.codec,
             max_batch_bytes=min(limit, self._lowered_limits.get(topic, limit)),
+            attributes=self._session.batch_attributes,
         )
         start = 0
         for batch in batches:
@@ -232,6 +236,7 @@ class Outbox:
                 leader,
                 self._session.settings.transactional_id,
                 batches,
+                acks=int(self._settings.acks),
                 request_timeout_ms=timeout_ms,
                 answered=self._answered,
                 connect_within_ms=self._settings.delivery_timeout_ms,

@@ -1,6 +1,6 @@
-"""The part of a transaction that is talk with the coordinator: who we are, where we write.
+"""The part of a task's output that is talk about it: who we are, where we write.
 
-Rules:
+A session for each guarantee: a transaction, a producer id alone, or nothing. Rules:
 
 - InitProducerId comes before every transaction. Without it (transactional id, producer id, epoch)
   would name two transactions, and committing the older handle would commit the newer data.
@@ -25,7 +25,9 @@ from flinkish_spark.kafka._pace import pauses_ms
 from flinkish_spark.kafka._wire import KafkaWire
 from flinkish_spark.kafka._wire_produce import ProduceClient, TopicLayout
 from flinkish_spark.kafka.answers import Place, ProducerGrant
+from flinkish_spark.kafka.delivery import DeliveryGuarantee
 from flinkish_spark.kafka.options import KafkaConnection
+from flinkish_spark.kafka.record_batch import TRANSACTIONAL_BIT
 from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.kafka.write_answers import Reaction, WriteCode, described, reaction_to
 
@@ -41,77 +43,52 @@ _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 
 class ProducerSession:
-    """One producer id and epoch, and the partitions of its transaction; for one transaction.
+    """Topics and their partitions, and who writes into them: here nobody in particular.
 
     Parameters
     ----------
     wire
-        Borrowed for the transaction.
+        Borrowed for the output.
     settings
-        Of the transaction.
+        Of the output.
+
+    Attributes
+    ----------
+    producer_id, producer_epoch
+        -1 without idempotence.
+    is_begun
+        Whether :meth:`begin` was called with success.
     """
+
+    #: What every batch is, as bits of its attributes.
+    batch_attributes = 0
+    #: Whether something may have to be aborted, once it is begun.
+    is_transactional = False
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
         self.wire, self.client, self.settings = wire, ProduceClient(wire), settings
         self._layouts = _known.setdefault(wire.connection, {})
         self.producer_id = -1
         self.producer_epoch = -1
-        self._joined: set[Place] = set()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether something may have to be aborted."""
-        return self.producer_id >= 0
+        self.is_begun = False
 
     def begin(self) -> None:
-        """Take a new epoch of the transactional id; fences its producers, aborts what they left open.
+        """Become who writes.
 
         Raises
         ------
         AuthorizationError, StagingFailed
             If Kafka refuses it, or nobody answered in time.
         """
-        name, timeout_ms = self.settings.transactional_id, self.settings.transaction_timeout_ms
-        what = f"initialise transactional id {name}"
-
-        def ask(left_ms: int) -> ProducerGrant:
-            return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
-
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
-        grant = self._asked(what, right, ask, lambda grant: self._unsettled(what, [grant.code]))
-        self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
+        self.is_begun = True
 
     def join(self, places: Iterable[Place]) -> None:
-        """Make partitions part of the transaction, unless they are.
+        """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
 
-        Raises
-        ------
-        AuthorizationError, StagingFailed
-            If Kafka refuses one of them, or nobody answered in time.
-        """
-        new = sorted(set(places) - self._joined)
-        if not new:
-            return
-        name = self.settings.transactional_id
-        what = f"add partitions to the transaction of {name}"
-
-        def ask(left_ms: int) -> dict[Place, int]:
-            return self.client.add_partitions(
-                name, self.producer_id, self.producer_epoch, new, connect_within_ms=left_ms
-            )
-
-        def unsettled(codes: dict[Place, int]) -> str:
-            denied = [topic for (topic, _), code in codes.items() if _is_topic_denied(code)]
-            if denied:
-                raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
-            if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
-                # Raises if the topic is gone; the coordinator may also just not know it yet.
-                self.refresh({topic for topic, _ in new})
-            return self._unsettled(what, codes.values())
-
-        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
-        self._asked(what, right, ask, unsettled)
-        self._joined.update(new)
+    def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
+        grant = self._asked(what, right, ask, lambda grant: self._unsettled(what, [grant.code]))
+        self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
+        self.is_begun = True
 
     def layout(self, topic: str) -> TopicLayout:
         """Return partitions and leaders of a topic, at most five minutes old.
@@ -213,6 +190,78 @@ class ProducerSession:
                 return faults.fenced(name, code)
             case _:
                 return faults.refused(what, code, detail)
+
+
+class IdempotentSession(ProducerSession):
+    """A producer id of its own: a batch that is sent again is written once."""
+
+    def begin(self) -> None:
+        """Get a producer id that nobody else has."""
+        right = faults.missing_right(WriteCode.CLUSTER_AUTHORIZATION_FAILED, (), None)
+        self._take(
+            "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
+        )
+
+
+class TransactionSession(ProducerSession):
+    """One producer id and epoch, and the partitions of its transaction; for one transaction."""
+
+    batch_attributes = TRANSACTIONAL_BIT
+    is_transactional = True
+
+    def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
+        super().__init__(wire, settings)
+        assert settings.transactional_id is not None
+        self._name = settings.transactional_id
+        self._joined: set[Place] = set()
+
+    def begin(self) -> None:
+        """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
+        name, timeout_ms = self._name, self.settings.transaction_timeout_ms
+
+        def ask(left_ms: int) -> ProducerGrant:
+            return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
+
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        self._take(f"initialise transactional id {name}", right, ask)
+
+    def join(self, places: Iterable[Place]) -> None:
+        """Make partitions part of the transaction, unless they are."""
+        new = sorted(set(places) - self._joined)
+        if not new:
+            return
+        name = self._name
+        what = f"add partitions to the transaction of {name}"
+
+        def ask(left_ms: int) -> dict[Place, int]:
+            return self.client.add_partitions(
+                name, self.producer_id, self.producer_epoch, new, connect_within_ms=left_ms
+            )
+
+        def unsettled(codes: dict[Place, int]) -> str:
+            denied = [topic for (topic, _), code in codes.items() if _is_topic_denied(code)]
+            if denied:
+                raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
+            if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
+                # Raises if the topic is gone; the coordinator may also just not know it yet.
+                self.refresh({topic for topic, _ in new})
+            return self._unsettled(what, codes.values())
+
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        self._asked(what, right, ask, unsettled)
+        self._joined.update(new)
+
+
+_SESSIONS = {
+    DeliveryGuarantee.EXACTLY_ONCE: TransactionSession,
+    DeliveryGuarantee.AT_LEAST_ONCE: IdempotentSession,
+    DeliveryGuarantee.NONE: ProducerSession,
+}
+
+
+def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
+    """Return the session that the guarantee of `settings` needs; it is not begun yet."""
+    return _SESSIONS[settings.guarantee](wire, settings)
 
 
 _TOPIC_DENIED = WriteCode.TOPIC_AUTHORIZATION_FAILED

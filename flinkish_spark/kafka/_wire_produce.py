@@ -19,18 +19,24 @@ from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.kafka._wire import _WRONG_CLIENT, KafkaWire, _blocking, _patiently_sent
-from flinkish_spark.kafka.answers import Code, Place
+from flinkish_spark.kafka.answers import Code, Place, ProducerGrant
 
 try:
     import kafka.errors as kafka_errors
     from kafka.protocol.metadata import MetadataRequest
-    from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
+    from kafka.protocol.producer import AddPartitionsToTxnRequest, InitProducerIdRequest, ProduceRequest
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
 
 _ADD_PARTITIONS_VERSION = 3
 _PRODUCE_VERSION = 11
-_ALL_REPLICAS = -1
+_INIT_PRODUCER_ID_VERSION = 4
+#: The oldest Metadata that can tell what a principal may do with a topic, as bits; its word for "unknown".
+_TELLS_RIGHTS_VERSION = 8
+_RIGHTS_UNKNOWN = -(2**31)
+_WRITE = 1 << 4
+#: Java's: a producer without transactions has no time limit.
+_NO_TIME_LIMIT_MS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,44 @@ class ProduceClient:
         found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         return {topic.name: found.get(topic.name, unknown) for topic in wanted}
 
+    def unwritable(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that this principal may not write, as far as the broker tells."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+            min_version=_TELLS_RIGHTS_VERSION,
+        )
+
+        async def body(admin: Any) -> list[str]:
+            response = await admin._manager.send(request)
+            rights = {topic.name: int(topic.topic_authorized_operations) for topic in response.topics}
+            return [name for name, bits in rights.items() if bits != _RIGHTS_UNKNOWN and not bits & _WRITE]
+
+        what = "ask for rights on topics"
+        return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+
+    def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
+        """Ask any broker once for a producer id that belongs to no transactional id."""
+        request = InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=_NO_TIME_LIMIT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=_INIT_PRODUCER_ID_VERSION,
+        )
+
+        async def body(admin: Any) -> ProducerGrant:
+            answer = await admin._manager.send(request)
+            return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
+
+        what = "get a producer id"
+        try:
+            return self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            return ProducerGrant(int(refused.errno), -1, -1)
+
     def add_partitions(
         self,
         transactional_id: str,
@@ -166,21 +210,22 @@ class ProduceClient:
     def begin_produce(
         self,
         leader: int,
-        transactional_id: str,
+        transactional_id: str | None,
         batches: Mapping[Place, bytes],
         *,
+        acks: int,
         request_timeout_ms: int,
         answered: threading.Event,
         connect_within_ms: int,
     ) -> ProduceInFlight:
         """Hand a Produce request with at most one batch per partition to the client's thread.
 
-        `answered` is set once it is answered or lost. At most five requests may be under way to
-        one leader, counting all kinds (KIP-98).
+        `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
+        requests may be under way to one leader, counting all kinds (KIP-98).
         """
         request = ProduceRequest(
             transactional_id=transactional_id,
-            acks=_ALL_REPLICAS,
+            acks=acks,
             timeout_ms=request_timeout_ms,
             topic_data=_topic_data(batches),
             max_version=_PRODUCE_VERSION,
@@ -206,11 +251,15 @@ class ProduceClient:
         """
 
         def finish(_admin: Any) -> dict[Place, BatchAnswer]:
+            response = request._response()
+            if response is None:
+                # Nobody was to acknowledge it.
+                return dict.fromkeys(request.places, BatchAnswer(Code.NONE, -1))
             return {
                 (topic.name, row.index): BatchAnswer(
                     int(row.error_code), int(row.base_offset), row.error_message or ""
                 )
-                for topic in request._response().responses
+                for topic in response.responses
                 for row in topic.partition_responses
             }
 

@@ -48,6 +48,22 @@ class Codec(enum.IntEnum):
 _LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 
 
+def require_codec(codec: Codec) -> None:
+    """Check that records can be compressed here; called before anything starts.
+
+    Raises
+    ------
+    EnvironmentFault
+        The installed pyarrow was built without the codec.
+    """
+    if codec is not Codec.NONE and not pa.Codec.is_available(codec.name.lower()):
+        raise EnvironmentFault(
+            f"the installed pyarrow cannot compress with {codec.name.lower()}",
+            what_to_do="install pyarrow from PyPI, whose wheels have every codec, or choose another one",
+            codec=codec.name.lower(),
+        )
+
+
 class UnreadableCompression(EnvironmentFault):
     """Compressed data that ends early, or is not what its codec writes."""
 

@@ -7,7 +7,7 @@ column's data is the body of the batches. Rules of this file:
 - One call encodes the records of one partition, in their order; it may make several batches.
 - A batch that compression would not shrink is sent uncompressed: the codec is a property of the
   batch, and so no batch is larger than the limit that its uncompressed records obey.
-- Every batch is transactional: this package writes nothing outside a transaction.
+- What every batch of a producer is, transactional or not, its attributes say; the caller knows.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ CONTROL_BIT = 0x20
 _MOST_RECORD_OVERHEAD = 21
 _NO_LEADER_EPOCH = -1
 _SEQUENCES = 2**31
+#: The protocol's own words for a batch that repeats cannot be told from.
+_NO_PRODUCER = _NO_SEQUENCE = -1
 _NO_HEADERS = b"\x00"
 
 
@@ -86,8 +88,9 @@ def encode_batches(
     base_sequence: int,
     codec: Codec,
     max_batch_bytes: int,
+    attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
-    """Encode the records of one partition as transactional record batches, in their order.
+    """Encode the records of one partition as record batches, in their order.
 
     Nothing happens before the first step of the iterator, which lays all records out and takes
     about twice their size in memory; each step then compresses and seals one batch.
@@ -103,11 +106,13 @@ def encode_batches(
     timestamps_ms
         Milliseconds since 1970, for all records or for each.
     producer_id, producer_epoch
-        As InitProducerId granted them.
+        As InitProducerId granted them; both -1 for batches without sequence numbers.
     base_sequence
         The sequence number of the first record; :func:`sequence_after` has the next call's.
     max_batch_bytes
         No batch is larger, but for one that holds a single record.
+    attributes
+        Bits that every batch has beside its codec's.
 
     Raises
     ------
@@ -117,12 +122,14 @@ def encode_batches(
         If a column is of another type, or the columns differ in length.
     """
     layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    if producer_id == _NO_PRODUCER:
+        base_sequence = _NO_SEQUENCE
     for batch in layout.batches():
-        attributes, body = TRANSACTIONAL_BIT, batch.body
+        bits, body = attributes, batch.body
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
-            attributes, body = attributes | codec, memoryview(squeezed)
+            bits, body = bits | codec, memoryview(squeezed)
         checked = CHECKED.pack(
-            attributes,
+            bits,
             batch.records - 1,
             batch.base_timestamp_ms,
             batch.max_timestamp_ms,
@@ -135,7 +142,8 @@ def encode_batches(
         crc = crc32c(body, crc32c(checked))
         head = UNCHECKED.pack(0, length, _NO_LEADER_EPOCH, MAGIC, crc)
         yield EncodedBatch(b"".join((head, checked, body)), batch.records, base_sequence)
-        base_sequence = sequence_after(base_sequence, batch.records)
+        if producer_id != _NO_PRODUCER:
+            base_sequence = sequence_after(base_sequence, batch.records)
 
 
 def sequence_after(base_sequence: int, records: int) -> int:

@@ -1,4 +1,4 @@
-"""Writing the Kafka transaction of a task in Python, and leaving it open for another process to end.
+"""Writing the Kafka records of a task in Python: in a transaction that another process ends, or without one.
 
 Equal in meaning to the JVM writer. Whole Arrow columns become record batches; no record is ever a
 Python object. Rules:
@@ -6,8 +6,10 @@ Python object. Rules:
 - The transaction begins when the first records are sent, so a task without records leaves nothing
   behind at the broker.
 - InitProducerId comes before every transaction (`_producer_session`).
-- Prepared means: every record was acknowledged by all in-sync replicas. Nothing is dropped but
-  what the oversize policy says, and that is counted.
+- Prepared means: every record was acknowledged by all in-sync replicas (under
+  ``DeliveryGuarantee.NONE`` by whom the settings say). Nothing is dropped but what the policies for
+  refused records say, and that is counted.
+- Without a transaction records are visible at once, and an abandoned attempt leaves what it has sent.
 - After any error the only way on is to abandon the attempt; its transaction is aborted, here or by
   whoever leased its transactional id.
 """
@@ -22,20 +24,18 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import pyarrow as pa
-
 from flinkish_spark.errors import InternalError
 from flinkish_spark.kafka import staging_faults as faults
-from flinkish_spark.kafka._columns import Addressed, Rows
+from flinkish_spark.kafka._admission import Admission
+from flinkish_spark.kafka._columns import Addressed
 from flinkish_spark.kafka._outbox import Outbox
 from flinkish_spark.kafka._pace import pauses_ms
-from flinkish_spark.kafka._producer_session import ProducerSession
+from flinkish_spark.kafka._producer_session import session_for
 from flinkish_spark.kafka._routing import Spreader, by_partition, by_topic
 from flinkish_spark.kafka._wire import KafkaWire
 from flinkish_spark.kafka.answers import UNSETTLED, EndAction
-from flinkish_spark.kafka.record_batch import Column, CommonHeaders, Int64s, lengths, record_sizes
-from flinkish_spark.kafka.staging_settings import Oversize, StagingSettings
+from flinkish_spark.kafka.record_batch import Column, CommonHeaders, Int64s
+from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.kafka.transactions import KafkaCommittable
 from flinkish_spark.kafka.wire_pool import WIRES, WirePool
 
@@ -45,7 +45,6 @@ _LOG = logging.getLogger(__name__)
 _PORTION_BYTES = 4 * 1024 * 1024
 #: How long an abort may take that nobody's data depends on: whoever leased the id aborts it again.
 _ABORT_BOUND_MS = 3_000
-_DEAD_LETTER_BYTES = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,13 @@ class StagedCounts:
     Attributes
     ----------
     sent
-        Records of the transaction, dead letters included.
+        Records that went out, dead letters included.
     bytes
         Of their keys and values.
     dropped
-        Left out by ``Oversize.DROP``.
+        Left out by ``OnRefusal.DROP``.
     dead_lettered
-        Cut to a dead letter by ``Oversize.DEAD_LETTER``.
+        Made a dead letter by ``OnRefusal.DEAD_LETTER``.
     """
 
     sent: int = 0
@@ -78,7 +77,7 @@ class _Phase(enum.Enum):
 
 
 class StagedTransaction:
-    """The Kafka transaction of one task attempt; a context manager, not thread safe.
+    """The output of one task attempt, a transaction if there is one; a context manager, not thread safe.
 
     Life cycle: :meth:`write` any number of times, then exactly one of :meth:`prepare` and
     :meth:`abandon`. Leaving the `with` block without having prepared abandons it. A crash at any
@@ -92,6 +91,8 @@ class StagedTransaction:
     pool
         Where the connection is borrowed from, and given back to once the transaction is prepared
         or abandoned.
+    common_headers
+        What every record gets before its own headers, and every dead letter behind its reason.
 
     Examples
     --------
@@ -101,11 +102,14 @@ class StagedTransaction:
     ...     committable = transaction.prepare()
     """
 
-    def __init__(self, settings: StagingSettings, *, pool: WirePool = WIRES) -> None:
+    def __init__(
+        self, settings: StagingSettings, *, pool: WirePool = WIRES, common_headers: CommonHeaders = ()
+    ) -> None:
         self._settings, self._pool = settings, pool
         self._wire: KafkaWire | None = pool.borrow(settings.connection)
         self._clock = self._wire.clock
-        self._session = ProducerSession(self._wire, settings)
+        self._session = session_for(self._wire, settings)
+        self._admission = Admission(settings, common_headers, self._clock)
         self._outbox = Outbox(self._session)
         self._spreader = Spreader(settings.producer.batch_bytes)
         self._collected: list[Addressed] = []
@@ -122,6 +126,10 @@ class StagedTransaction:
         if self._phase is not _Phase.PREPARED:
             self.abandon()
 
+    def now_ms(self) -> int:
+        """Return the time that a record without a timestamp gets."""
+        return self._clock.wall_ms()
+
     def write(
         self,
         keys: Column | None,
@@ -130,6 +138,7 @@ class StagedTransaction:
         topics: Column | str | None = None,
         partitions: Column | None = None,
         timestamps_ms: Int64s | int | None = None,
+        misfits: Column | None = None,
     ) -> None:
         """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`.
 
@@ -147,6 +156,8 @@ class StagedTransaction:
             Integer column, null where the key decides; records without key are spread.
         timestamps_ms
             Milliseconds since 1970, for all records or for each; None is now.
+        misfits
+            String column: why a record does not fit its format; null if it does.
 
         Raises
         ------
@@ -162,7 +173,8 @@ class StagedTransaction:
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
         with self._failing():
-            records = Addressed.of(keys, values, headers, topics, partitions, at_ms)
+            headers = self._admission.with_common(headers, len(values))
+            records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
             if self._collected and not records.continues(self._collected[-1]):
                 self._send_collected()
             self._collected.append(records)
@@ -174,7 +186,7 @@ class StagedTransaction:
         """Make everything durable and invisible, and return the handle that commits or aborts it.
 
         From here on the transaction belongs to whoever holds the handle. Returns None if there is
-        no transaction because no record was sent.
+        no transaction, because no record was sent or because the guarantee needs none.
 
         Raises
         ------
@@ -207,7 +219,7 @@ class StagedTransaction:
             if (failed_before or not quiet) and self._wire is not None:
                 # The next task gets this wire, and it may be what failed.
                 self._wire.close()
-            if self._session.is_begun:
+            if self._session.is_begun and self._session.is_transactional:
                 self._abort()
         except Exception as failed:
             _LOG.warning(
@@ -246,24 +258,14 @@ class StagedTransaction:
         self.counts = replace(self.counts, sent=sent, bytes=size)
 
     def _admitted(self, topic: str, records: Addressed) -> Addressed:
-        """Return the records that are small enough, after the others met their policy."""
-        rows, limit = records.rows, self._settings.record_limit_bytes
-        sizes = record_sizes(rows.keys, rows.values, rows.headers)
-        large = np.flatnonzero(sizes > limit)
-        if not len(large):
-            return records
-        match self._settings.oversize:
-            case Oversize.FAIL:
-                key_bytes = max(0, int(lengths(rows.keys)[large[0]]))
-                raise faults.too_large(topic, int(sizes[large[0]]), limit, key_bytes)
-            case Oversize.DROP:
-                self.counts = replace(self.counts, dropped=self.counts.dropped + len(large))
-            case Oversize.DEAD_LETTER:
-                letters = _dead_letters(topic, rows.take(large), sizes[large], self._clock.wall_ms())
-                assert self._settings.dead_letter_topic is not None
-                self._send(self._settings.dead_letter_topic, letters)
-                self.counts = replace(self.counts, dead_lettered=self.counts.dead_lettered + len(large))
-        return records.take(np.flatnonzero(sizes <= limit))
+        """Return the records that can be written, after the others met their policy."""
+        judged = self._admission.judged(topic, records)
+        self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
+        for name, letters in judged.letters:
+            self._send(name, letters)
+            count = self.counts.dead_lettered + len(letters.rows)
+            self.counts = replace(self.counts, dead_lettered=count)
+        return judged.admitted
 
     def _committable(self) -> KafkaCommittable | None:
         outbox, session = self._outbox, self._session
@@ -271,7 +273,8 @@ class StagedTransaction:
             raise InternalError(
                 f"{self.counts.sent} records were sent, but {outbox.acknowledged} acknowledged after a flush"
             )
-        if not session.is_begun:
+        name = self._settings.transactional_id
+        if not session.is_begun or name is None:
             return None
         if outbox.evidence is None:
             raise faults.StagingFailed(
@@ -280,7 +283,7 @@ class StagedTransaction:
                 "proved later",
             )
         return KafkaCommittable(
-            self._settings.transactional_id,
+            name,
             session.producer_id,
             session.producer_epoch,
             outbox.evidence,
@@ -288,12 +291,14 @@ class StagedTransaction:
         )
 
     def _abort(self) -> None:
+        name = self._settings.transactional_id
+        assert name is not None
         # Its own connection with short time limits: the borrowed one may be what fails.
         wire = KafkaWire(self._settings.connection, timeout_ms=_ABORT_BOUND_MS // 2, clock=self._clock)
         try:
             for left_ms in pauses_ms(_ABORT_BOUND_MS // 2, self._clock):
                 code = wire.end_transaction(
-                    self._settings.transactional_id,
+                    name,
                     self._session.producer_id,
                     self._session.producer_epoch,
                     EndAction.ABORT,
@@ -311,8 +316,8 @@ class StagedTransaction:
 
     def _require(self, phase: _Phase) -> None:
         if self._phase is not phase:
-            name = self._settings.transactional_id
-            raise InternalError(f"nothing can be added, the transaction of {name} {self._phase.value}")
+            name = self._settings.transactional_id or "a task"
+            raise InternalError(f"nothing can be added, the output of {name} {self._phase.value}")
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -321,22 +326,3 @@ class StagedTransaction:
         except BaseException:
             self._phase = _Phase.FAILED
             raise
-
-
-def _dead_letters(topic: str, rows: Rows, sizes: Int64s, now_ms: int) -> Addressed:
-    """Return what tells of records that are too large: their heads, and headers with the reason."""
-    keys = [key if key is None or len(key) <= _DEAD_LETTER_BYTES else None for key in rows.keys.to_pylist()]
-    values = [value if value is None else value[:_DEAD_LETTER_BYTES] for value in rows.values.to_pylist()]
-    reasons = [
-        [
-            {"key": "flinkish-error", "value": b"oversize"},
-            {"key": "flinkish-topic", "value": topic.encode()},
-            {"key": "flinkish-size", "value": str(size).encode()},
-        ]
-        for size in sizes.tolist()
-    ]
-    entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    headers = pa.array(reasons, pa.list_(entry))
-    return Addressed.of(
-        pa.array(keys, pa.binary()), pa.array(values, pa.binary()), headers, None, None, now_ms
-    )

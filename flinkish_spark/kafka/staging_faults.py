@@ -1,4 +1,4 @@
-"""How staging in a Kafka transaction fails: one message for every cause.
+"""How staging records in Kafka fails: one message for every cause.
 
 Raised in tasks. What a task raises reaches the driver as text inside Spark's own error, so two
 causes open their message with a marker, the same ones as the JVM writer's. No message quotes a
@@ -23,7 +23,7 @@ class StagingFailed(EnvironmentFault):
     restartable = True
 
     def __init__(self, what: str, **more: object) -> None:
-        super().__init__(f"staging in a Kafka transaction failed: {what}", **more)  # type: ignore[arg-type]
+        super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
 
 
 # -- records ----------------------------------------------------------------------------------
@@ -34,14 +34,9 @@ def no_topic() -> BadRecordError:
     return BadRecordError(f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic")
 
 
-def too_large(topic: str, size: int, limit: int, key_bytes: int) -> BadRecordError:
-    """Return the error for a record that was seen to be too large before it was sent."""
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} a record for topic {topic} takes up to {size} bytes and the limit is {limit} "
-        f"(its key: {key_bytes} bytes); raise max_record_bytes and the topic's max.message.bytes, or choose "
-        "another oversize policy",
-        topic=topic,
-    )
+def refused_record(sentence: str, topic: str) -> BadRecordError:
+    """Return the error for a record that was seen to be one that cannot be written, before it was sent."""
+    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", topic=topic)
 
 
 def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
@@ -64,14 +59,17 @@ def refused_records(topic: str, partition: int, code: int, detail: str) -> BadRe
     )
 
 
-def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
-    """Return the error for a record that names a partition its topic does not have."""
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} a record names partition {partition} of topic {topic}, which has the "
-        f"partitions 0 to {partitions - 1}",
-        topic=topic,
-        partition=partition,
+def unknown_partition(topic: str, partition: int, partitions: int) -> str:
+    """Return the sentence about a record that names a partition its topic does not have."""
+    return (
+        f"a record names partition {partition} of topic {topic}, which has the partitions "
+        f"0 to {partitions - 1}"
     )
+
+
+def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
+    """Return the error for such a record."""
+    return refused_record(unknown_partition(topic, partition, partitions), topic)
 
 
 # -- the cluster ------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ def denied(error: AuthorizationError, right: str) -> AuthorizationError:
     return not_authorized(right)
 
 
-def missing_right(code: int, topics: Iterable[str], transactional_id: str) -> str:
+def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
     """Return the right that Kafka's `code` is about."""
     match code:
         case WriteCode.TOPIC_AUTHORIZATION_FAILED:
@@ -112,7 +110,7 @@ def missing_right(code: int, topics: Iterable[str], transactional_id: str) -> st
             return f"a right of this kind: {described(code)}"
 
 
-def fenced(transactional_id: str, code: int) -> StagingFailed:
+def fenced(transactional_id: str | None, code: int) -> StagingFailed:
     """Return the error for an attempt of which nothing can become visible any more."""
     return StagingFailed(
         f"the transaction of {transactional_id} is no longer ours ({described(code)})",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from flinkish_spark.kafka.staging import StagedTransaction
+
 _WRAP = 1 << 64
 
 
@@ -35,7 +37,7 @@ class StageInPython:
     settings
         Of the transaction; its transactional id is the prefix that task and attempt are added to.
     headers
-        What every record gets.
+        What every record gets of ours.
     """
 
     settings: StagingSettings
@@ -52,28 +54,43 @@ class StageInPython:
         task = TaskContext.get()
         if task is None:
             raise InternalError("rows are staged outside of a task")
-        name = free_transactional_id(
-            self.settings.connection,
-            self.settings.transactional_id,
-            task.partitionId(),
-            task.attemptNumber(),
-        )
+        name = self.settings.transactional_id
+        if name is not None:
+            partition, attempt = task.partitionId(), task.attemptNumber()
+            name = free_transactional_id(self.settings.connection, name, partition, attempt)
+        settings = replace(self.settings, transactional_id=name)
         ack = RowCount(task.partitionId())
-        with StagedTransaction(replace(self.settings, transactional_id=name)) as transaction:
+        with StagedTransaction(settings, common_headers=self.headers) as transaction:
             for batch in batches:
                 records = ack.admit(batch)
                 if records.num_rows:
-                    transaction.write(
-                        records.column("key"),
-                        records.column("value"),
-                        self.headers or None,
-                        topics=records.column("topic"),
-                    )
+                    _write(transaction, records)
             prepared = transaction.prepare()
             counts = transaction.counts
         done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+
+
+def _write(transaction: StagedTransaction, records: pa.RecordBatch) -> None:
+    """Write a batch of the columns of `flinkish_spark.sinks.kafka_columns`."""
+    columns = dict(zip(records.schema.names, records.columns, strict=True))
+    transaction.write(
+        columns["key"],
+        columns["value"],
+        columns.get("headers"),
+        topics=columns["topic"],
+        partitions=columns.get("partition"),
+        timestamps_ms=_timestamps(transaction, columns.get("timestamp")),
+        misfits=columns.get("misfit"),
+    )
+
+
+def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
+    """Return a column's milliseconds; null is the time of writing."""
+    if column is None or not column.null_count:
+        return None if column is None else column.to_numpy()
+    return column.fill_null(transaction.now_ms()).to_numpy()
 
 
 class RowCount:

@@ -39,7 +39,7 @@ from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable, KafkaConnection, 
 from flinkish_spark.kafka.compression import Codec
 from flinkish_spark.kafka.staging import StagedTransaction
 from flinkish_spark.kafka.staging_faults import StagingFailed
-from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
+from flinkish_spark.kafka.staging_settings import OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.kafka.task_ids import free_transactional_id
 from flinkish_spark.kafka.wire_pool import WIRES
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
@@ -265,7 +265,7 @@ def test_oversize_records_fail_the_transaction(kafka: Kafka, topic: Topics) -> N
 
 def test_oversize_records_are_dropped(kafka: Kafka, topic: Topics) -> None:
     name = topic()
-    settings = kafka.settings(name, max_record_bytes=2000, oversize=Oversize.DROP)
+    settings = kafka.settings(name, max_record_bytes=2000, oversize=OnRefusal.DROP)
     with StagedTransaction(settings) as transaction:
         transaction.write(None, pa.array([b"x" * 5000, b"small", b"x" * 5000]))
         committable = transaction.prepare()
@@ -276,7 +276,7 @@ def test_oversize_records_are_dropped(kafka: Kafka, topic: Topics) -> None:
 
 def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(kafka: Kafka, topic: Topics) -> None:
     name, dead = topic(), topic()
-    policy = {"max_record_bytes": 2000, "oversize": Oversize.DEAD_LETTER, "dead_letter_topic": dead}
+    policy = {"max_record_bytes": 2000, "oversize": OnRefusal.DEAD_LETTER, "dead_letter_topic": dead}
     with StagedTransaction(kafka.settings(name, **policy)) as transaction:
         keys = pa.array([b"k", None, b"k" * 3000])
         transaction.write(keys, pa.array([b"x" * 5000, b"small", b"y"]))

@@ -39,7 +39,7 @@ from flinkish_spark.kafka.compression import Codec
 from flinkish_spark.kafka.partitioning import partitions_for_keys
 from flinkish_spark.kafka.record_decode import batches, decode
 from flinkish_spark.kafka.staging import StagedCounts, StagedTransaction
-from flinkish_spark.kafka.staging_settings import Oversize, ProducerSettings, StagingSettings
+from flinkish_spark.kafka.staging_settings import OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.kafka.write_answers import Reaction, WriteCode, reaction_to
 from flinkish_spark.runtime.failures import NOT_AUTHORIZED_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
@@ -192,6 +192,8 @@ def test_settings_have_kafkas_names_with_or_without_sparks_prefix() -> None:
         ("batch.size", "0", "above zero"),
         ("compression.type", "s3cret", "none, gzip, snappy, lz4, zstd"),
         ("acks", "1", "'acks' must be all"),
+        ("acks", "s3cret", "'acks' must be all, 1 or 0"),
+        ("enable.idempotence", "s3cret", "'enable.idempotence' must be true or false"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named_and_their_values_are_not(
@@ -211,7 +213,7 @@ def test_settings_travel_and_hide_secrets() -> None:
 
 def test_dead_letters_need_a_topic() -> None:
     with pytest.raises(ConfigError, match="name a topic"):
-        settings(ModelCluster(), oversize=Oversize.DEAD_LETTER)
+        settings(ModelCluster(), oversize=OnRefusal.DEAD_LETTER)
 
 
 def test_the_markers_are_those_that_the_driver_looks_for() -> None:
@@ -522,7 +524,7 @@ def test_a_request_that_its_client_dropped_is_lost(how: str) -> None:
     wire, answered = BareWire(), threading.Event()
     client = ProduceClient(wire)  # type: ignore[arg-type]
     request = client.begin_produce(
-        1, "t", {("a", 0): b"x"}, request_timeout_ms=9, answered=answered, connect_within_ms=9
+        1, "t", {("a", 0): b"x"}, acks=-1, request_timeout_ms=9, answered=answered, connect_within_ms=9
     )
     assert not request.is_done and not answered.is_set()
     if how == "orphaned":
@@ -541,7 +543,7 @@ def test_a_request_that_its_client_dropped_is_lost(how: str) -> None:
 def test_without_records_there_is_no_transaction() -> None:
     """Behaviour 144."""
     cluster = ModelCluster(a=(1,))
-    with staged(cluster, oversize=Oversize.DROP, max_record_bytes=500) as transaction:
+    with staged(cluster, oversize=OnRefusal.DROP, max_record_bytes=500) as transaction:
         transaction.write(None, numbered(0))
         transaction.write(None, numbered(3, 1000))
         assert transaction.prepare() is None

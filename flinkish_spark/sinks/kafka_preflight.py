@@ -1,0 +1,148 @@
+"""What a Kafka sink is asked before anything starts, beside the types of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.shim import refused_producer_setting
+from flinkish_spark.config import CheckpointingMode
+from flinkish_spark.errors import AuthorizationError, ConfigError
+from flinkish_spark.formats import Avro
+from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
+from flinkish_spark.kafka._wire import KafkaWire
+from flinkish_spark.kafka._wire_produce import ProduceClient
+from flinkish_spark.kafka.admin import unknown_topic
+from flinkish_spark.kafka.barrier_records import BarrierRecords
+from flinkish_spark.kafka.compression import require_codec
+from flinkish_spark.kafka.delivery import DeliveryGuarantee
+from flinkish_spark.kafka.staging_settings import DEFAULT_MAX_REQUEST_BYTES, ProducerSettings
+from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
+from flinkish_spark.sinks.kafka_avro import check_avro
+from flinkish_spark.sinks.kafka_columns import check_columns
+from flinkish_spark.sinks.kafka_writers import jvm_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.sinks.base import SinkContext
+    from flinkish_spark.sinks.kafka import KafkaSink
+
+#: Settings that are the sink's own.
+_OWN = frozenset(
+    {
+        "bootstrap.servers",
+        "key.serializer",
+        "transaction.timeout.ms",
+        "transaction.two.phase.commit.enable",
+        "transactional.id",
+        "value.serializer",
+    }
+)
+#: Setting -> the values that leave idempotence as it is.
+_IDEMPOTENT: Mapping[str, frozenset[str]] = {
+    "acks": frozenset({"all", "-1"}),
+    "enable.idempotence": frozenset({"true"}),
+    "max.in.flight.requests.per.connection": frozenset("12345"),
+}
+
+
+def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) -> None:
+    """Refuse settings of the producer that are the sink's own, or that break what it promises.
+
+    Raises
+    ------
+    ConfigError
+        With the setting's name; never its value, which may be a secret.
+    """
+    for given, value in producer.items():
+        name = str(given).removeprefix("kafka.")
+        if name in _OWN:
+            raise ConfigError(
+                f"the producer setting '{given}' cannot be set",
+                why="the sink sets it itself, and exactly-once depends on it",
+                what_to_do="use the sink's own parameters, or leave it out",
+                setting=given,
+            )
+        if not isinstance(value, str):
+            raise ConfigError(f"the producer setting '{given}' must be text", setting=given)
+        if guarantee is DeliveryGuarantee.NONE:
+            continue
+        allowed, text = _IDEMPOTENT.get(name), value.strip().lower()
+        if (allowed is not None and text not in allowed) or (name == "retries" and text == "0"):
+            raise ConfigError(
+                f"the producer setting '{given}' cannot have this value",
+                why=f"DeliveryGuarantee.{guarantee.name} depends on it",
+                what_to_do="leave it out, or use DeliveryGuarantee.NONE",
+                setting=given,
+            )
+
+
+def preflight(sink: KafkaSink, spark: SparkSession, context: SinkContext) -> None:
+    """Refuse what cannot work; see :meth:`KafkaSink.preflight`."""
+    check_columns(sink, context.schema, context.uid)
+    for part, form in (("key", sink.key_format), ("value", sink.value)):
+        if isinstance(form, Avro):
+            check_avro(spark, form, context.schema, f"the {part} of sink '{context.uid}'")
+    _check_barriers(sink, context)
+    _check_settings(sink, spark, context.uid)
+    is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
+    if is_exact:
+        _check_timeout(sink, context)
+    wire = KafkaWire(sink.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
+    with KafkaAdmin.over(wire) as admin:
+        found = admin.topics(sink.topics)
+        for topic in sink.topics:
+            if topic not in found:
+                raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
+        _check_rights(sink, wire, context.uid)
+        if is_exact:
+            # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
+            probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
+            admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
+
+
+def _check_barriers(sink: KafkaSink, context: SinkContext) -> None:
+    if sink.barriers is BarrierRecords.NONE:
+        return
+    if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
+        raise ConfigError(
+            f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
+            "CheckpointingMode.AT_LEAST_ONCE",
+            why="then a branch may stage records of a checkpoint behind the barrier record of it",
+            what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
+        )
+
+
+def _check_settings(sink: KafkaSink, spark: SparkSession, uid: str) -> None:
+    if not sink.needs_shim:
+        require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
+        return
+    refused = refused_producer_setting(spark, jvm_options(sink, DEFAULT_MAX_REQUEST_BYTES))
+    if refused:
+        raise ConfigError(
+            f"the Kafka client refuses the producer's settings of sink '{uid}'{refused}",
+            what_to_do="correct them; their values are not shown, they may be secret",
+        )
+
+
+def _check_timeout(sink: KafkaSink, context: SinkContext) -> None:
+    least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+    if sink.transaction_timeout_ms < least:
+        raise ConfigError(
+            f"the transaction timeout of sink '{context.uid}' is {sink.transaction_timeout_ms} ms, "
+            f"shorter than checkpoint interval + restart budget = {least} ms",
+            why="the broker would abort staged data while the job restarts",
+            what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
+        )
+
+
+def _check_rights(sink: KafkaSink, wire: KafkaWire, uid: str) -> None:
+    client = ProduceClient(wire)
+    denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(sink.topics))
+    if denied:
+        raise AuthorizationError(
+            f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of sink '{uid}'",
+            what_to_do="add an ACL that allows WRITE and DESCRIBE on it",
+            topic=denied[0],
+        )
