@@ -46,6 +46,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged, checkpoint_in, stage_barrier
 from flinkish_spark.sinks.kafka_committer import KafkaCommitter
+from flinkish_spark.sinks.kafka_guard import with_advice
 from flinkish_spark.sinks.python_tasks import StageInPython, reports
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ class KafkaSink(Sink):
                     raise unknown_topic(topic, self.connection.servers, of=f"sink '{context.uid}'")
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
-            admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
+            try:
+                admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
+            except ConfigError as refused:
+                raise with_advice(refused, context.uid, least) from refused
 
     def _check_barriers(self, context: SinkContext) -> None:
         counts = context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE
@@ -181,7 +185,9 @@ class KafkaSink(Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
-        return KafkaCommitter(TransactionClient(self.connection), context)
+        committer = KafkaCommitter(TransactionClient(self.connection), context)
+        committer.staged_lifetime_ms = self.transaction_timeout_ms
+        return committer
 
     def record_columns(self, schema: T.StructType) -> list[Column]:
         """Return key, value and topic of a record as the writer wants them."""
