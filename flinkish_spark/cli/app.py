@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
+from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.damage import unforeseen
 from flinkish_spark.cli.exits import ExitStatus, complain, one_line
@@ -63,5 +64,5 @@ def app() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, rewind, cancel, transactions):
+for _command in (checkpoints, savepoint, rewind, cancel, transactions, audit):
     app.add_command(_command)
