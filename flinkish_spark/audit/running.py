@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, lost
@@ -23,7 +24,8 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaConnection
 from flinkish_spark.kafka.range_reader import OffsetRange, RangeReader, ReaderSettings
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.runtime.spark_log import LoggedOffsets, SparkLog
 
 Offsets = Mapping[str, Mapping[int, int]]
 
@@ -56,8 +58,10 @@ class AuditSettings:
     completeness
         Who has to name each record of the input.
     first, end
-        Offsets by topic and partition, in place of the topic's beginning and the position of the newest
-        confirmed checkpoint.
+        Offsets by topic and partition; where none is given, where the job began and the position of the
+        newest confirmed checkpoint.
+    began
+        Where the job began, as far as that is known; what the topics do not hold any more is not audited.
     """
 
     connection: KafkaConnection
@@ -67,6 +71,7 @@ class AuditSettings:
     completeness: Completeness = Completeness.EACH
     first: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
+    began: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,21 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     )
 
 
+def began_at(job_dir: JobDir, root: Path, topics: Sequence[str]) -> Offsets:
+    """Return where a job began to read, as far as that is written down.
+
+    Parameters
+    ----------
+    root
+        The job directory.
+    """
+    if job_dir.history().log_began_in != FIRST_LINEAGE:
+        # What is written down is where Spark's checkpoint was begun anew.
+        return {}
+    folder = f"spark/{job_dir.newest_owner()}"
+    return SparkLog(job_dir.store, folder, root / folder).began_at().kafka(frozenset(topics))
+
+
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:
     """Return which offsets are audited, by partition.
 
@@ -213,7 +233,8 @@ def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, 
                 what_to_do="name a topic that the job reads",
             )
         for there in ranges_of(settings.connection, topic):
-            first = settings.first.get(topic, {}).get(there.partition, there.start)
+            began = max(there.start, settings.began.get(topic, {}).get(there.partition, there.start))
+            first = settings.first.get(topic, {}).get(there.partition, began)
             end = ends[topic].get(there.partition, first)
             if first < there.start:
                 raise InputLostError(

@@ -52,9 +52,7 @@ _OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
     show_default=True,
     help="Whether each output has to name each record of the input, all of them together, or nobody.",
 )
-@click.option(
-    "--from", "first", metavar="JSON", help="Offsets to begin at, in place of the topics' beginning."
-)
+@click.option("--from", "first", metavar="JSON", help="Offsets to begin at, in place of the job's beginning.")
 @click.option("--to", "end", metavar="JSON", help="Offsets to end before, in place of the newest checkpoint.")
 @json_option
 def audit(
@@ -80,12 +78,14 @@ def audit(
     connection = connection_of(servers, config)
     from flinkish_spark.audit import running
 
+    topics = tuple(dict.fromkeys(inputs))
     settings = running.AuditSettings(
         connection,
-        tuple(dict.fromkeys(inputs)),
+        topics,
         specs,
         names,
         running.Completeness(complete.upper()),
+        began=running.began_at(job.job_dir, job.root, topics),
         **offsets,
     )
     result = running.audit(job.job_dir, job.uuid, settings)

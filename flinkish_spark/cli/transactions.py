@@ -107,7 +107,7 @@ def abort_transactions(
 
 
 _Plan = Callable[[Sequence["Found"], frozenset[str]], "list[Ending]"]
-_Carry = Callable[["TransactionClient", Sequence["Ending"]], "list[Ending]"]
+_Carry = Callable[[Job, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
 
 
 def _end(
@@ -137,7 +137,7 @@ def _end(
             with holding(job):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
-                ends = carry_out(TransactionClient.over(wire), agreed)
+                ends = carry_out(job, TransactionClient.over(wire), agreed)
     strangers = unknown(wanted, found)
     _report(job, ends, strangers, verb, dry_run, as_json)
     failed = [one for one in ends if one.refusal or not (dry_run or one.is_done)]

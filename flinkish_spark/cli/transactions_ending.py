@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.cli.params import Job
@@ -16,9 +17,11 @@ from flinkish_spark.cli.transactions_found import UNKNOWN_STATE, Found
 from flinkish_spark.cli.transactions_named import Standing
 from flinkish_spark.errors import OwnedElsewhereError
 from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.records import Committable
 
 if TYPE_CHECKING:
     from flinkish_spark.kafka import TransactionClient
+    from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
@@ -86,37 +89,32 @@ def holding(job: Job) -> Iterator[None]:
 def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
     """Return what committing means: all that is decided, or what of that is `wanted`.
 
-    What is lost must be the end of what a sink staged, so nothing is committed before what stands
-    in front of it in the decision.
+    What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
     """
-    chosen = [one for one in found if not wanted or str(one.name) in wanted]
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
-    for one in chosen:
+    for one in found:
+        if wanted and str(one.name) not in wanted:
+            continue
         if one.standing is Standing.DECIDED:
-            ends.append(Ending(one, _why_not_decided(one, decided, wanted)))
+            ends.append(Ending(one, _why_not_committed(one, decided, wanted)))
         elif wanted:
             ends.append(Ending(one, f"no decision waits for it: {one.text}"))
     return ends
 
 
-def _why_not_decided(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
-    if one.state == UNKNOWN_STATE:
+def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
+    together = [other for other in decided if _whole_of(other) == _whole_of(one)]
+    unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
+    if unknown:
         return (
-            "these brokers do not know it: it expired, or is on another cluster; the next start looks closer"
+            f"these brokers do not know {unknown[0]}: it expired, or is on another cluster; "
+            "the next start of the job looks closer"
         )
-    if not wanted or one.named is None:
-        return ""
-    before = [
-        str(other.name)
-        for other in decided
-        if other.named is not None
-        and (other.named.checkpoint, other.named.sink) == (one.named.checkpoint, one.named.sink)
-        and other.named.place < one.named.place
-        and str(other.name) not in wanted
-        and other.state in _OPEN
-    ]
-    return f"{len(before)} of its sink come before it, such as {before[0]}; name them, too" if before else ""
+    left_out = [str(other.name) for other in together if wanted and str(other.name) not in wanted]
+    if left_out:
+        return f"it is committed together with {len(left_out)} others, such as {left_out[0]}: name them, too"
+    return ""
 
 
 def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
@@ -143,28 +141,51 @@ def _why_not_aborted(one: Found) -> str:
     return "" if one.state in _OPEN else f"nothing is open under it (state {one.state})"
 
 
-def commit(client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
-    """Commit in the order of the decision; of each sink nothing behind what is not done."""
-    from flinkish_spark.sinks.kafka_barriers import KafkaStaged, committed
-
+def commit(job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+    """Commit what each sink has in the decision, by the rules and in the order of the job's own committer."""
     done: list[Ending] = []
-    stopped: dict[str, str] = {}
-    for one in sorted(ends, key=lambda end: _order(end.found)):
-        named = one.found.named
-        if one.refusal or named is None or named.checkpoint is None:
-            done.append(one)
-            continue
-        if named.sink in stopped:
-            done.append(replace(one, refusal=f"{stopped[named.sink]} comes before it and is not done"))
-            continue
-        answer = committed(client, named.checkpoint, KafkaStaged.of(named.payload))
-        if not answer.outcome.is_done:
-            stopped[named.sink] = str(one.found.name)
-        done.append(replace(one, answer=answer))
+    for _, group in groupby(
+        sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)
+    ):
+        done += _committed(job, client, list(group))
     return done
 
 
-def abort(client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+def _committed(job: Job, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
+    named = [end.found.named for end in ends]
+    checkpoint = None if named[0] is None else named[0].checkpoint
+    if checkpoint is None or any(end.refusal for end in ends):
+        return ends
+    committables = [Committable(one.sink, one.payload) for one in named if one is not None]
+    answers = list(_committer(job, client, committables[0].sink).commit(checkpoint, committables))
+    last = ends[len(answers) - 1].found.name
+    behind = [replace(end, refusal=f"{last} comes before it and is not done") for end in ends[len(answers) :]]
+    # Shorter where it stopped.
+    tried = zip(ends, answers, strict=False)
+    return [*(replace(end, answer=answer) for end, answer in tried), *behind]
+
+
+def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
+    from pyspark.sql.types import StructType
+
+    from flinkish_spark.config import CheckpointConfig
+    from flinkish_spark.sinks.base import SinkContext
+    from flinkish_spark.sinks.kafka_committer import KafkaCommitter
+
+    context = SinkContext(
+        job=job.uuid,
+        owner_epoch=job.job_dir.newest_owner(),
+        uid=uid,
+        schema=StructType(),
+        checkpoint=CheckpointConfig(),
+        job_name=job.name,
+        folder=job.root / "sinks" / uid,
+        clock=job.clock,
+    )
+    return KafkaCommitter(client, context)
+
+
+def abort(_job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
     """Abort what is open under each id and fence whoever wrote it."""
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
 
@@ -174,8 +195,13 @@ def unknown(wanted: frozenset[str], found: Sequence[Found]) -> list[str]:
     return sorted(wanted - {str(one.name) for one in found})
 
 
-def _order(found: Found) -> tuple[str, int, int]:
+def _order(found: Found) -> tuple[int, str, int]:
     named = found.named
     if named is None or named.checkpoint is None:
-        return ("", 0, 0)
-    return (named.sink, int(named.checkpoint), named.place)
+        return (0, "", 0)
+    return (int(named.checkpoint), named.sink, named.place)
+
+
+def _whole_of(found: Found) -> tuple[int, str]:
+    """Return what a transaction is committed together with."""
+    return _order(found)[:2]

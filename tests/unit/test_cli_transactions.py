@@ -124,23 +124,23 @@ def test_only_what_is_decided_is_committed(job: Transactions) -> None:
     job.job_dir.write_staged(job.staged(3, 13))
     found = [job.found(block) for block in (10, 11, 12, 13, 14)]
     assert [one.found.name.block for one in plan_commits(found, EVERYTHING)] == [11, 12]
-    asked = frozenset(str(job.name(block)) for block in (10, 11, 13, 14))
+    asked = frozenset(str(one.name) for one in found)
     refusals = {one.found.name.block: one.refusal for one in plan_commits(found, asked)}
-    assert refusals[11] == "" and refusals.keys() == {10, 11, 13, 14}
+    assert refusals[11] == refusals[12] == "" and refusals.keys() == {10, 11, 12, 13, 14}
     assert "checkpoint 1 is confirmed" in refusals[10] and "staged and not decided" in refusals[13]
     assert "nobody names it" in refusals[14]
 
 
-def test_nothing_is_committed_before_what_comes_before_it(job: Transactions) -> None:
-    """What is lost must be the end of what a sink staged."""
-    job.commit(2, job.staged(1, 11), job.staged(2, 12))
-    found, alone = [job.found(11), job.found(12)], frozenset({str(job.name(12))})
-    refused = plan_commits(found, alone)[0].refusal
-    assert str(job.name(11)) in refused and "come before it" in refused
-    assert not plan_commits([job.found(11, "CompleteCommit"), found[1]], alone)[0].refusal
-    assert not any(one.refusal for one in plan_commits(found, alone | {str(job.name(11))}))
-    expired = plan_commits([job.found(11, UNKNOWN_STATE)], EVERYTHING)[0]
-    assert "another cluster" in expired.refusal
+def test_what_a_sink_has_in_a_checkpoint_is_committed_as_a_whole(job: Transactions) -> None:
+    """What is lost must be the end of what a sink staged, and micro-batches are whole."""
+    job.commit(2, job.staged(1, 11), job.staged(2, 12), job.staged(2, 13, sink="other"))
+    found = [job.found(11), job.found(12), job.found(13)]
+    refused = plan_commits(found, frozenset({str(job.name(12)), str(job.name(13))}))
+    assert str(job.name(11)) in refused[0].refusal and "together with" in refused[0].refusal
+    assert not refused[1].refusal
+    assert not any(one.refusal for one in plan_commits(found, EVERYTHING))
+    expired = plan_commits([job.found(11, UNKNOWN_STATE), *found[1:]], EVERYTHING)
+    assert ["another cluster" in one.refusal for one in expired] == [True, True, False]
 
 
 def test_only_what_nobody_names_is_aborted(job: Transactions) -> None:
