@@ -9,6 +9,7 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class OutputSpec:
     kind
         What it is.
     place
-        A topic, or a directory.
+        Topics, separated by commas, or a directory.
     """
 
     sink: str
@@ -168,11 +169,12 @@ class OutputReader:
 
     # -- topics ---------------------------------------------------------------------------------
     def _read_topic(self, counts: OutputCounts) -> None:
-        topic, connection = counts.spec.place, self.connection()
+        connection = self.connection()
         counts.by_batch, counts.reordered = Counter(), 0
         reader = RangeReader(connection, ReaderSettings(include_headers=True))
         origins = OriginReader(self.names, self.expected.places)
-        for wanted in ranges_of(connection, topic):
+        topics = [topic.strip() for topic in counts.spec.place.split(",")]
+        for wanted in chain.from_iterable(ranges_of(connection, topic) for topic in topics):
             if wanted.start:
                 counts.notes.append(f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}")
             order = KeyOrder()

@@ -36,7 +36,7 @@ _OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
     multiple=True,
     required=True,
     metavar="UID=KIND:PLACE",
-    help="What a sink writes: totals=kafka:TOPIC, table=delta:PATH, files=parquet:PATH.",
+    help="What a sink writes: totals=kafka:TOPIC,... or table=delta:PATH or files=parquet:PATH.",
 )
 @click.option(
     "--origin",

@@ -186,6 +186,17 @@ def test_offsets_can_be_given(audited: Audited) -> None:
     assert no_sink.exit_code == 1 and "no sink 'other'" in no_sink.stderr
 
 
+def test_a_sink_that_chooses_the_topic_has_several(audited: Audited, topic) -> None:
+    sent, first = copied(), audited.sink
+    audited.send(*(row for row in sent if row.offset % 2))
+    audited.sink = topic(partitions=2)
+    audited.send(*(row for row in sent if not row.offset % 2))
+    both = f"out=kafka:{first},{audited.sink}"
+    assert audited.audit(output=both)["zeros"] == ZEROS
+    half = audited.audit(output=f"out=kafka:{first}")
+    assert half["zeros"] == {**ZEROS, "lost": 10, "partial_checkpoints": 2}
+
+
 def test_rows_that_do_not_say_where_they_come_from_are_refused(audited: Audited, topic) -> None:
     foreign = topic()
     produce(audited.servers, foreign, [order("ann")])
