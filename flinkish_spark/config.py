@@ -105,6 +105,11 @@ class CheckpointConfig:
         """Whether barriers that do not add up decline a checkpoint."""
         return self.mode is CheckpointingMode.EXACTLY_ONCE
 
+    @property
+    def replay_ms(self) -> int:
+        """How long after its staging data may still have to be decided, and input to be read again."""
+        return self.interval_ms + self.restart_budget_ms
+
     def rules(self) -> CoordinationRules:
         """Return what the coordinator's rules need of this."""
         return CoordinationRules(

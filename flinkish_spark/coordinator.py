@@ -41,6 +41,7 @@ from flinkish_spark.runtime.initialising import Initialisation
 from flinkish_spark.runtime.mailbox import Delivery, Mailbox
 from flinkish_spark.runtime.source_waits import SourceWaits
 from flinkish_spark.runtime.spark_log import COMMITS
+from flinkish_spark.runtime.staged_ages import StagedAges
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.runtime.threads import RunningThread
 from flinkish_spark.runtime.workers import Workers
@@ -65,16 +66,14 @@ class CheckpointCoordinator:
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
-        self._parts = parts
-        self._mailbox = Mailbox()
+        self._parts, self._mailbox = parts, Mailbox()
         self._undecided: tuple[StagedBatch, ...] = tuple(kept)
         self._failures = parts.failures
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
         self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
         self._has_backlog_request = False
         self._final_again_ms: int | None = None
-        self._stopping = threading.Event()
-        self.final_confirmed = threading.Event()
+        self._stopping, self.final_confirmed = threading.Event(), threading.Event()
         self.failure: BaseException | None = None
         self._workers = Workers(parts.threads, self._fail)
         #: A copy for other threads.
@@ -88,6 +87,7 @@ class CheckpointCoordinator:
             parts.clock.monotonic_ms(),
         )
         self._waits = SourceWaits(parts.control, self._state, parts.clock, parts.config.interval_ms)
+        self._ages = StagedAges(parts.committers, parts.clock, parts.on_aging)
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
         self._initialisation = Initialisation(parts.job_dir, parts.ownership, parts.clock, parts.hooks)
 
@@ -180,6 +180,7 @@ class CheckpointCoordinator:
             if pending.batch is not None and self._parts.log.read(COMMITS, pending.batch) is not None:
                 self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
+        self._ages.look(self._undecided)
         self._carry_out(self._state.on_time(self._parts.clock.monotonic_ms()))
         if self._final_again_ms is not None and self._parts.clock.monotonic_ms() >= self._final_again_ms:
             self._final_again_ms = None
@@ -379,8 +380,7 @@ class CheckpointCoordinator:
 
     def _export(self, decision: Decision, request: CheckpointRequest) -> None:
         """In a thread of its own: write the savepoint of a confirmed checkpoint."""
-        checkpoint = decision.checkpoint
-        failure = self._exports.write(decision, request.target)
+        checkpoint, failure = decision.checkpoint, self._exports.write(decision, request.target)
         if failure:
             answer = CheckpointAnswer.savepoint_failed(checkpoint, failure)
             self._mailbox.put(lambda: self._answer(request, answer))

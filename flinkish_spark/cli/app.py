@@ -7,12 +7,14 @@ from typing import Any, NoReturn
 
 import click
 
+from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.damage import unforeseen
 from flinkish_spark.cli.exits import ExitStatus, complain, one_line
 from flinkish_spark.cli.jobs import cancel
 from flinkish_spark.cli.rewind import rewind
 from flinkish_spark.cli.savepoints import savepoint
+from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.version import __version__
 
@@ -62,5 +64,5 @@ def app() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, rewind, cancel):
+for _command in (checkpoints, savepoint, rewind, cancel, transactions, audit):
     app.add_command(_command)

@@ -262,9 +262,7 @@ class KafkaWire:
                 request = DescribeTransactionsRequest(transactional_ids=ids)
                 response = await admin._manager.send(request, node_id=node)
                 for row in response.transaction_states:
-                    views[row.transactional_id] = TransactionView(
-                        int(row.error_code), row.transaction_state, row.producer_id, row.producer_epoch
-                    )
+                    views[row.transactional_id] = TransactionView.of(row)
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 #: EndTxn v3 does not raise the epoch. Mixing it with v5, which does, makes a repeat answer
 #: "fenced", so a committable stores the version it was prepared for.
@@ -98,12 +99,30 @@ class ProducerGrant:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """What a coordinator says about one transactional id; the rest counts only if `code` is 0."""
+    """What a coordinator says about one transactional id; the rest counts only if `code` is 0.
+
+    `began_at_ms` is the broker's wall clock when the transaction began, None if none is open.
+    """
 
     code: int
     state: str
     producer_id: int
     producer_epoch: int
+    timeout_ms: int | None = None
+    began_at_ms: int | None = None
+
+    @classmethod
+    def of(cls, row: Any) -> TransactionView:
+        """Return what a row of DescribeTransactions says."""
+        began_at_ms = int(row.transaction_start_time_ms)
+        return cls(
+            int(row.error_code),
+            row.transaction_state,
+            row.producer_id,
+            row.producer_epoch,
+            int(row.transaction_timeout_ms),
+            began_at_ms if began_at_ms >= 0 else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

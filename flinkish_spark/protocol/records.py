@@ -151,6 +151,9 @@ class StagedBatch:
     Written once by the epoch writer, after every sink flushed and before Spark writes commits/N;
     also for an empty batch, since a committed batch without one is an error. Proof that the
     committables exist, not that the batch counts: that is commits/N.
+
+    `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
+    version staged it.
     """
 
     lineage: Lineage
@@ -160,6 +163,7 @@ class StagedBatch:
     acks: tuple[SinkAck, ...]
     committables: tuple[Committable, ...]
     blocks: tuple[int, ...] = ()
+    began_at_ms: int | None = None
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
@@ -168,7 +172,7 @@ class StagedBatch:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
+        stored: dict[str, Any] = {
             "lineage": int(self.lineage),
             "batch": int(self.batch),
             "owner_epoch": int(self.owner_epoch),
@@ -177,6 +181,9 @@ class StagedBatch:
             "committables": [c.to_json() for c in self.committables],
             "blocks": list(self.blocks),
         }
+        if self.began_at_ms is not None:
+            stored["began_at_ms"] = self.began_at_ms
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> StagedBatch:
@@ -189,4 +196,5 @@ class StagedBatch:
             tuple(SinkAck.from_json(a) for a in value["acks"]),
             tuple(Committable.from_json(c) for c in value["committables"]),
             tuple(int(b) for b in value["blocks"]),
+            value.get("began_at_ms"),
         )

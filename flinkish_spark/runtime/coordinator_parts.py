@@ -21,6 +21,7 @@ from flinkish_spark.runtime.epoch_writer import AdmissionGate
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import SparkLog
+from flinkish_spark.runtime.staged_ages import StagedAge
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
 from flinkish_spark.runtime.tracking import CheckpointTracker
@@ -76,6 +77,8 @@ class CoordinatorParts:
         Exports a confirmed checkpoint to a target; called in a thread of its own.
     on_receipt
         Called after a receipt, in the thread that wrote it.
+    on_aging
+        Told of staged data that has waited for half of its lifetime.
     """
 
     config: CheckpointConfig
@@ -100,3 +103,4 @@ class CoordinatorParts:
     on_aborted: Callable[[CheckpointId], None]
     write_savepoint: Callable[[Decision, str], None]
     on_receipt: Callable[[Decision], None]
+    on_aging: Callable[[StagedAge], None] = lambda age: None

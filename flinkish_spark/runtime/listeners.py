@@ -19,6 +19,7 @@ from flinkish_spark.protocol.job_status import (
     TaskEvent,
     TaskState,
 )
+from flinkish_spark.runtime.staged_ages import StagedAge
 
 LOG = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class JobListener(Protocol):
     """Told of changes, in the order in which they happened, by threads of the job.
 
     Must return soon; what it raises is logged. Derive from :class:`QuietListener` to be told of
-    some changes only.
+    some changes only; what it has beside the methods here is called only where a listener has it.
     """
 
     def on_change(self, change: Change) -> None:
@@ -51,6 +52,9 @@ class QuietListener:
 
     def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
         """Do nothing."""
+
+    def on_staged_data_aging(self, age: StagedAge) -> None:
+        """Do nothing; called once per sink and epoch, when half of its data's lifetime has passed."""
 
 
 class JobStates:
@@ -119,6 +123,13 @@ class JobStates:
         newest = self._newest
         for listener in self._listeners:
             self._safely(lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
+
+    def aging(self, age: StagedAge) -> None:
+        """Tell those who want to know that staged data grows old."""
+        for listener in self._listeners:
+            tell = getattr(listener, "on_staged_data_aging", None)
+            if tell is not None:
+                self._safely(lambda call=tell: call(age))
 
     def _tell(self, changes: Sequence[Change]) -> None:
         # With the lock held: two threads change states, and listeners are promised the order.

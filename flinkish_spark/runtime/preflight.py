@@ -62,6 +62,7 @@ def check_before_start(
     _check_delta_paths(planned)
     for node in graph.sources:
         node.source.preflight(spark, job_dir, node.uid)
+        node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
     for sink in planned.sinks:
         job = job_dir.known_uuid() or _NOBODY
         context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)

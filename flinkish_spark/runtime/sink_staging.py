@@ -69,6 +69,7 @@ class SinkStaging:
     ) -> StagedBatch:
         context = self._context
         acks, committables, blocks = [], [], []
+        began_at_ms = context.clock.wall_ms()
         checkpoint = context.checkpoint_of(batch)
         counted: dict[int, int] = {}
         for sink in self._sinks:
@@ -91,7 +92,14 @@ class SinkStaging:
             committables += [Committable(sink.uid, payload) for payload in result.payloads]
         epoch = context.ownership.epoch
         return StagedBatch(
-            context.lineage, batch, epoch, attempt, tuple(acks), tuple(committables), tuple(blocks)
+            context.lineage,
+            batch,
+            epoch,
+            attempt,
+            tuple(acks),
+            tuple(committables),
+            tuple(blocks),
+            began_at_ms,
         )
 
     @staticmethod

@@ -258,6 +258,7 @@ class Supervisor:
                 on_aborted=self.states.aborted,
                 write_savepoint=lambda decision, target: self._engine.write_savepoint(decision, target, log),
                 on_receipt=self._completed.completed,
+                on_aging=self.states.aging,
             ),
             kept,
         )
@@ -331,8 +332,7 @@ class Supervisor:
         return ControlFile.of_start(folder, owned.ownership.epoch, next(self._starts))
 
     def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
-        final_triggered = False
-        control = self.control
+        control, final_triggered = self.control, False
         while not control.cancel_wanted.is_set():
             self._outside.raise_if_ordered()
             if coordinator.failure is not None:

@@ -154,6 +154,10 @@ class SinkWriter(ABC):
 class Committer(ABC):
     """Ends what was staged. Called only by the coordinator or the recovery, one at a time."""
 
+    #: How long after its staging data can be committed, in milliseconds; None for as long as one likes.
+    #: The job warns when half of it has passed.
+    staged_lifetime_ms: int | None = None
+
     @abstractmethod
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit all committables of a decided checkpoint, in the given (batch) order.

@@ -221,7 +221,9 @@ class KafkaSink(Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; without transactions it ends those that an earlier start left."""
-        return KafkaCommitter(TransactionClient(self.connection), context)
+        committer = KafkaCommitter(TransactionClient(self.connection), context)
+        committer.staged_lifetime_ms = self.transaction_timeout_ms
+        return committer
 
 
 def _barriers(value: object) -> BarrierRecords:

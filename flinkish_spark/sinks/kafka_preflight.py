@@ -20,6 +20,7 @@ from flinkish_spark.kafka.staging_settings import DEFAULT_MAX_REQUEST_BYTES, Pro
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 from flinkish_spark.sinks.kafka_avro import check_avro
 from flinkish_spark.sinks.kafka_columns import check_columns
+from flinkish_spark.sinks.kafka_guard import with_advice
 from flinkish_spark.sinks.kafka_writers import jvm_options
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ def preflight(sink: KafkaSink, spark: SparkSession, context: SinkContext) -> Non
         if is_exact:
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
-            admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
+            needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+            try:
+                admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
+            except ConfigError as refused:
+                raise with_advice(refused, context.uid, needed_ms) from refused
 
 
 def _check_barriers(sink: KafkaSink, context: SinkContext) -> None:

@@ -138,6 +138,21 @@ class Source(ABC):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse what cannot work, before anything starts. Called once per process."""
 
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Refuse an input that does not keep its records for `needed_ms`. Called with the preflight.
+
+        Parameters
+        ----------
+        needed_ms
+            Checkpoint interval + restart budget: so long after it was read a record may have to be
+            read again.
+
+        Raises
+        ------
+        ConfigError
+            It gives them up earlier.
+        """
+
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Raise InputLostError if input from `position` on is gone. Called before each start."""
 

@@ -36,6 +36,8 @@ from flinkish_spark.sources.json_records import (
     json_schema,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
+from flinkish_spark.sources.kafka_retention import check_topic_retention
 from flinkish_spark.sources.kafka_starts import StartsAtOffsets
 
 if TYPE_CHECKING:
@@ -83,6 +85,9 @@ class KafkaSource(StartsAtOffsets):
     aligned_with
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.chaining.upstream.UpstreamJob`. May change from start to start.
+    metadata
+        Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
+        fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).
 
     Notes
     -----
@@ -100,6 +105,7 @@ class KafkaSource(StartsAtOffsets):
     reader_options: Mapping[str, str] = field(default_factory=dict)
     reader: Engine = Engine.JVM
     aligned_with: UpstreamJob | None = None
+    metadata: tuple[str, ...] = ()
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -115,6 +121,7 @@ class KafkaSource(StartsAtOffsets):
         reader_options: Mapping[str, str] | None = None,
         reader: str | Engine = Engine.JVM,
         aligned_with: UpstreamJob | None = None,
+        metadata: Sequence[str] = (),
     ) -> None:
         if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
             raise ConfigError(
@@ -133,6 +140,7 @@ class KafkaSource(StartsAtOffsets):
             ("reader_options", dict(reader_options or {})),
             ("reader", Engine.of(reader, "reader")),
             ("aligned_with", aligned_with),
+            ("metadata", checked_metadata(metadata)),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -144,7 +152,7 @@ class KafkaSource(StartsAtOffsets):
                     what_to_do="leave it out",
                 )
         if isinstance(value, Json):
-            json_schema(value)
+            check_names(self.metadata, json_schema(value))
         kafka_upstream.check_upstream(self.aligned_with, self.reader, self.has_side_outputs)
 
     @cached_property
@@ -203,7 +211,7 @@ class KafkaSource(StartsAtOffsets):
             return raw
         # Two scans that begin at different places count apart what they drop.
         names = self.topics if self._start is None else (*self.topics, self._start.label)
-        return decoded(raw, self.value, names, kept, is_barrier)
+        return decoded(raw, self.value, names, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -253,7 +261,8 @@ class KafkaSource(StartsAtOffsets):
 
     def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         frame = self._stream(spark, control_path, {}).load()
-        return frame.select(*_KAFKA_COLUMNS, self._channel(), F.col("offset").alias(C.SEQUENCE))
+        own = [*map(F.col, _KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        return frame.select(*own, self._channel(), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
@@ -261,9 +270,8 @@ class KafkaSource(StartsAtOffsets):
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
-        return frame.select(
-            *_KAFKA_COLUMNS, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE)
-        )
+        own = [*map(F.col, _KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
 
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
         is_jvm = self.reader is Engine.JVM
@@ -312,6 +320,10 @@ class KafkaSource(StartsAtOffsets):
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
         checks = InputChecks(self._watch_admin, self.topics)
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
+
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Refuse topics that give up records before a replay would have read them again."""
+        check_topic_retention(self.connection, self.topics, uid, needed_ms)
 
     # -- after the sinks ------------------------------------------------------------------------
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:

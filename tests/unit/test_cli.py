@@ -42,6 +42,10 @@ COMMANDS = (
     ("savepoint", "list"),
     ("rewind",),
     ("cancel",),
+    ("transactions", "list"),
+    ("transactions", "commit"),
+    ("transactions", "abort"),
+    ("audit",),
 )
 
 

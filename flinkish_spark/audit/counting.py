@@ -1,0 +1,146 @@
+"""Counting which offsets of the input an output names: one byte per offset, for the input and each output.
+
+Pure: arrays in, numbers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+#: (topic, partition)
+Place = tuple[str, int]
+#: How many faults of a kind are named.
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The offsets of one partition that are audited: from `start` on, before `end`."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"there are no offsets from {self.start} to {self.end}")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class InputOffsets:
+    """Which offsets of the audited extents hold a record: markers and aborted records do not.
+
+    Parameters
+    ----------
+    extents
+        By partition; their order numbers the places.
+
+    Examples
+    --------
+    >>> offsets = InputOffsets({("orders", 0): Extent(10, 13)})
+    >>> offsets.note(0, np.array([10, 12, 99]))
+    >>> offsets.records
+    2
+    """
+
+    def __init__(self, extents: Mapping[Place, Extent]) -> None:
+        self.places: tuple[Place, ...] = tuple(extents)
+        self.extents: tuple[Extent, ...] = tuple(extents.values())
+        self.present = [np.zeros(len(extent), np.bool_) for extent in self.extents]
+
+    def note(self, place: int, offsets: Int64s) -> None:
+        """Note records of a place."""
+        extent = self.extents[place]
+        inside = offsets[(offsets >= extent.start) & (offsets < extent.end)]
+        self.present[place][inside - extent.start] = True
+
+    @property
+    def records(self) -> int:
+        """How many records there are."""
+        return sum(int(found.sum()) for found in self.present)
+
+
+class NamedOffsets:
+    """Which offsets of the input one output names, and which of them it names again.
+
+    Parameters
+    ----------
+    expected
+        The input. Complete before :meth:`lost` and :attr:`unexpected` are asked for.
+    """
+
+    def __init__(self, expected: InputOffsets) -> None:
+        self._expected = expected
+        self.seen = [np.zeros(len(extent), np.bool_) for extent in expected.extents]
+        #: Rows whose origin an earlier row has.
+        self.duplicated = 0
+        #: Rows of another partition, or beyond the audited offsets.
+        self.outside = 0
+        self.examples: list[str] = []
+
+    def add(self, places: Int64s, offsets: Int64s) -> Bools:
+        """Count rows; return which of them are inside the extents, and the first of their origin.
+
+        Parameters
+        ----------
+        places
+            Numbers of places; -1 for another partition.
+        offsets
+            As many.
+        """
+        first = np.zeros(len(offsets), np.bool_)
+        for place, extent in enumerate(self._expected.extents):
+            rows = np.flatnonzero((places == place) & (offsets >= extent.start) & (offsets < extent.end))
+            if len(rows):
+                first[rows] = self._add(place, offsets[rows])
+                self.outside -= len(rows)
+        self.outside += len(offsets)
+        return first
+
+    def _add(self, place: int, offsets: Int64s) -> Bools:
+        found, begins = np.unique(offsets, return_index=True)
+        seen, at = self.seen[place], found - self._expected.extents[place].start
+        is_new = ~seen[at]
+        seen[at] = True
+        first = np.zeros(len(offsets), np.bool_)
+        first[begins[is_new]] = True
+        again = len(offsets) - int(is_new.sum())
+        self.duplicated += again
+        if again and len(self.examples) < EXAMPLES:
+            topic, partition = self._expected.places[place]
+            self.examples += [f"{topic}-{partition} offset {o}" for o in offsets[~first][:EXAMPLES].tolist()]
+        return first
+
+    @property
+    def unexpected(self) -> int:
+        """How many offsets it names, inside the extents, at which the input has no record."""
+        pairs = zip(self.seen, self._expected.present, strict=True)
+        return sum(int((seen & ~present).sum()) for seen, present in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets of the input that are named nowhere."""
+
+    count: int
+    examples: tuple[str, ...]
+
+
+def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
+    """Return the input's records that none of `outputs` names."""
+    count, examples = 0, []
+    for number, (topic, partition) in enumerate(expected.places):
+        missing = expected.present[number].copy()
+        for output in outputs:
+            missing &= ~output.seen[number]
+        count += int(missing.sum())
+        at = np.flatnonzero(missing)[:EXAMPLES] + expected.extents[number].start
+        examples += [f"{topic}-{partition} offset {offset}" for offset in at.tolist()]
+    return Lost(count, tuple(examples[:EXAMPLES]))

@@ -1,0 +1,227 @@
+"""What was decided for each checkpoint and sink, and whether the outputs show exactly that.
+
+Reads decisions and receipts before the outputs are read, and once more afterwards: what is confirmed by the
+first look must be whole, what is visible must be decided by the second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flinkish_spark.errors import CorruptObjectError, UserError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import LineageHistory, RewindKind
+
+
+class NothingToAudit(UserError):
+    """The job has no confirmed checkpoint yet, or its checkpoints have no such sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchName:
+    """A micro-batch as records name it.
+
+    Examples
+    --------
+    >>> str(BatchName.of("0/17"))
+    '0/17'
+    >>> BatchName.of("seventeen") is None
+    True
+    """
+
+    lineage: Lineage
+    batch: BatchId
+
+    @classmethod
+    def of(cls, text: str) -> BatchName | None:
+        """Read the value of a record's header; None if it is none of ours."""
+        lineage, slash, batch = text.partition("/")
+        if not slash or not all(part.isascii() and part.isdecimal() for part in (lineage, batch)):
+            return None
+        return cls(Lineage(int(lineage)), BatchId(int(batch)))
+
+    def __str__(self) -> str:
+        return f"{self.lineage}/{self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedCheckpoint:
+    """A checkpoint that was decided COMMIT.
+
+    `rows` is what each sink wrote, by micro-batch.
+    """
+
+    checkpoint: int
+    lineage: Lineage
+    is_confirmed: bool
+    rows: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, decision: Decision, *, is_confirmed: bool) -> DecidedCheckpoint:
+        """Return what a decision says."""
+        rows: dict[str, dict[str, int]] = {}
+        for staged in decision.batches:
+            name = str(BatchName(staged.lineage, staged.batch))
+            for ack in staged.acks:
+                written = sum(task.rows - task.dropped - task.dead_lettered for task in ack.tasks)
+                rows.setdefault(ack.sink, {})[name] = written
+        return cls(int(decision.checkpoint), decision.lineage, is_confirmed, rows)
+
+    @property
+    def batches(self) -> frozenset[str]:
+        """Its micro-batches."""
+        return frozenset(name for of_sink in self.rows.values() for name in of_sink)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One look at the decisions of a job that are still there.
+
+    Parameters
+    ----------
+    newest
+        The newest live decision that is confirmed; None before the first.
+    history
+        The rewinds.
+    """
+
+    checkpoints: Mapping[int, DecidedCheckpoint]
+    newest: Decision | None
+    history: LineageHistory
+
+    @classmethod
+    def read(cls, job_dir: JobDir) -> Decided:
+        """Read them; one that is deleted meanwhile is left out. Raises CorruptObjectError."""
+        found, newest = {}, None
+        history = job_dir.history()
+        for checkpoint, decision in _commits(job_dir):
+            is_confirmed = job_dir.receipt(checkpoint) is not None
+            found[int(checkpoint)] = DecidedCheckpoint.of(decision, is_confirmed=is_confirmed)
+            if is_confirmed and history.superseded_by(checkpoint, decision.lineage) is None:
+                newest = decision
+        return cls(found, newest, history)
+
+    def is_dead(self, one: DecidedCheckpoint) -> bool:
+        """Whether a rewind left a checkpoint behind."""
+        return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
+
+    def is_dead_batch(self, text: str) -> bool:
+        """Whether a micro-batch is of a checkpoint that a rewind left behind.
+
+        What was given up without a decision is not meant: it must not be visible at all.
+        """
+        name = BatchName.of(text)
+        if name is None:
+            return False
+        for rewind in self.history.rewinds:
+            if rewind.lineage > name.lineage:
+                if name.batch >= rewind.first_removed:
+                    return rewind.kind is RewindKind.TO_CHECKPOINT
+                if rewind.kind is RewindKind.RESEED:
+                    # Later rewinds count micro-batches from another beginning.
+                    return False
+        return False
+
+    def check_sink(self, uid: str) -> None:
+        """Raise NothingToAudit unless some checkpoint has rows of a sink, or says that it has none."""
+        known = {sink for one in self.checkpoints.values() for sink in one.rows}
+        if uid not in known:
+            raise NothingToAudit(
+                f"the job's checkpoints have no sink '{uid}'",
+                what_to_do=f"choose from {', '.join(sorted(known)) or 'none: nothing is decided yet'}",
+            )
+
+
+def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
+    for checkpoint in job_dir.decided_ids():
+        decision = job_dir.decision(checkpoint)
+        if decision is not None and decision.verdict is Verdict.COMMIT:
+            yield checkpoint, decision
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A checkpoint, or a micro-batch without one, that an output does not show exactly.
+
+    `what` names it; `decided_rows` is 0 for what no decision names.
+    """
+
+    sink: str
+    what: str
+    decided_rows: int
+    visible_rows: int
+
+    def __str__(self) -> str:
+        return f"'{self.sink}' shows {self.visible_rows} rows of {self.what}, decided are {self.decided_rows}"
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None."""
+
+    sink: str
+    by_batch: Counter[str] | None = None
+    by_checkpoint: Counter[int] | None = None
+
+
+def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> list[Partial]:
+    """Return what an output shows in part, too much of, or without a decision.
+
+    Parameters
+    ----------
+    before, after
+        Looks at the decisions before and after the output was read.
+    visible
+        What it shows.
+    """
+    known = {**before.checkpoints, **after.checkpoints}
+    whole = [one for one in before.checkpoints.values() if one.is_confirmed and not after.is_dead(one)]
+    found = []
+    for one in whole:
+        rows = one.rows.get(visible.sink)
+        if rows is None:
+            # The sink was added to the job later.
+            continue
+        found += list(_differing(one, rows, visible))
+    return found + _undecided(known, after, visible)
+
+
+def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible) -> Iterator[Partial]:
+    decided = sum(rows.values())
+    if visible.by_batch is not None:
+        there = {name: visible.by_batch[name] for name in rows}
+        if there != dict(rows):
+            yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, sum(there.values()))
+    elif visible.by_checkpoint is not None and visible.by_checkpoint[one.checkpoint] != decided:
+        shown = visible.by_checkpoint[one.checkpoint]
+        yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown)
+
+
+def _undecided(known: Mapping[int, DecidedCheckpoint], after: Decided, visible: Visible) -> list[Partial]:
+    """Return what is visible without a decision; what is older than the oldest one cannot be judged."""
+    if not known:
+        return []
+    if visible.by_batch is not None:
+        decided = {name for one in known.values() for name in one.batches}
+        oldest = min(_place(name) for name in decided) if decided else (0, 0)
+        return [
+            Partial(visible.sink, f"micro-batch {name}", 0, rows)
+            for name, rows in sorted(visible.by_batch.items())
+            if name not in decided and not after.is_dead_batch(name) and _place(name) > oldest
+        ]
+    return [
+        Partial(visible.sink, f"checkpoint {number}", 0, rows)
+        for number, rows in sorted((visible.by_checkpoint or {}).items())
+        if rows and number not in known and number > min(known)
+    ]
+
+
+def _place(text: str) -> tuple[int, int]:
+    name = BatchName.of(text)
+    if name is None:
+        raise CorruptObjectError(f"{text!r} names no micro-batch")
+    return int(name.lineage), int(name.batch)

@@ -1,0 +1,172 @@
+"""`flinkish audit`: input and outputs of a job, compared record by record."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flinkish_spark.cli.brokers import brokers_options, connection_of
+from flinkish_spark.cli.exits import ExitStatus, complain, end_with
+from flinkish_spark.cli.params import Job, job_argument, json_option
+from flinkish_spark.cli.tables import print_line, print_table
+
+if TYPE_CHECKING:
+    from flinkish_spark.audit.origins import OriginNames
+    from flinkish_spark.audit.outputs import OutputSpec
+    from flinkish_spark.audit.running import AuditResult
+
+_OUTPUT = re.compile(r"([^=]+)=(kafka|delta|parquet):(.+)", re.DOTALL)
+_LIST = ("output", "rows", "lost", "duplicated", "reordered", "partial", "superseded", "unnamed", "outside")
+_OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
+
+
+@click.command()
+@job_argument
+@brokers_options
+@click.option(
+    "--input", "inputs", multiple=True, required=True, metavar="TOPIC", help="A topic that the job reads."
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    required=True,
+    metavar="UID=KIND:PLACE",
+    help="What a sink writes: totals=kafka:TOPIC,... or table=delta:PATH or files=parquet:PATH.",
+)
+@click.option(
+    "--origin",
+    default="_topic,_partition,_offset",
+    show_default=True,
+    metavar="NAMES",
+    help="Headers, JSON fields or columns that say where a row comes from; PARTITION,OFFSET for one topic.",
+)
+@click.option(
+    "--complete",
+    type=click.Choice(["each", "together", "none"]),
+    default="each",
+    show_default=True,
+    help="Whether each output has to name each record of the input, all of them together, or nobody.",
+)
+@click.option("--from", "first", metavar="JSON", help="Offsets to begin at, in place of the job's beginning.")
+@click.option("--to", "end", metavar="JSON", help="Offsets to end before, in place of the newest checkpoint.")
+@json_option
+def audit(
+    job: Job,
+    servers: str,
+    config: Any,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    origin: str,
+    complete: str,
+    first: str | None,
+    end: str | None,
+    as_json: bool,
+) -> None:
+    """Count lost, duplicated and reordered records, and checkpoints that are visible in part.
+
+    Reads the input up to the job's newest confirmed checkpoint, and the outputs as readers see
+    them. Works whether the job runs or not. The status is 1 if anything was found.
+    """
+    specs = _outputs(outputs)
+    names = _names(origin)
+    offsets = {"first": _offsets("--from", first), "end": _offsets("--to", end)}
+    connection = connection_of(servers, config)
+    from flinkish_spark.audit import running
+
+    topics = tuple(dict.fromkeys(inputs))
+    settings = running.AuditSettings(
+        connection,
+        topics,
+        specs,
+        names,
+        running.Completeness(complete.upper()),
+        began=running.began_at(job.job_dir, job.root, topics),
+        **offsets,
+    )
+    result = running.audit(job.job_dir, job.uuid, settings)
+    if as_json:
+        # One line, for whoever collects them.
+        click.echo(json.dumps({**job.to_json(), **result.to_json()}, ensure_ascii=True, allow_nan=False))
+    else:
+        _print(result)
+    if not result.is_exact:
+        end_with(ExitStatus.NOT_DONE)
+
+
+def _outputs(texts: tuple[str, ...]) -> tuple[OutputSpec, ...]:
+    from flinkish_spark.audit.outputs import OutputKind, OutputSpec
+
+    found: dict[str, OutputSpec] = {}
+    for text in texts:
+        match = _OUTPUT.fullmatch(text)
+        if match is None:
+            raise click.BadParameter(f"{text!r} is not UID=kafka:TOPIC, UID=delta:PATH or UID=parquet:PATH.")
+        uid, kind, place = match.groups()
+        if uid in found:
+            raise click.BadParameter(f"the sink {uid!r} is named twice.")
+        found[uid] = OutputSpec(uid, OutputKind(kind), place.removeprefix("file://"))
+    return tuple(found.values())
+
+
+def _names(text: str) -> OriginNames:
+    from flinkish_spark.audit.origins import OriginNames
+
+    try:
+        return OriginNames.of(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
+    """Return offsets by topic and partition; raise BadParameter if the JSON is something else."""
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+        found = {
+            str(topic): {int(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in content.items()
+        }
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        found = {}
+    if not found or any(number < 0 for ps in found.values() for pair in ps.items() for number in pair):
+        raise click.BadParameter(f"{option} is {text!r}: write it like {_OFFSETS_EXAMPLE}.")
+    return found
+
+
+def _print(result: AuditResult) -> None:
+    rows = [
+        (
+            one.spec.sink,
+            one.rows,
+            result.lost_by_sink.get(one.spec.sink),
+            one.named.duplicated,
+            one.reordered,
+            result.partial_of(one) if one.is_judged else None,
+            one.superseded,
+            one.unnamed,
+            one.named.outside,
+        )
+        for one in result.outputs
+    ]
+    print_table(_LIST, rows)
+    print_line()
+    print_line(
+        f"{result.records} records of the input up to checkpoint {result.checkpoint}; "
+        f"{result.checkpoints} checkpoints compared with what was decided"
+    )
+    print_line(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in result.zeros.items()))
+    for text in result.examples:
+        print_line(f"- {text}")
+    for one in result.outputs:
+        for note in one.notes:
+            complain(f"'{one.spec.sink}': {note}; what is gone counts as lost")
+        if one.named.unexpected:
+            complain(
+                f"'{one.spec.sink}' names {one.named.unexpected} offsets at which the input has no record"
+            )
