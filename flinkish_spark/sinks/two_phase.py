@@ -42,7 +42,7 @@ class RecordRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class SinkTransaction:
     """What one task attempt is about to stage; given to :meth:`TwoPhaseCommitSink.begin`.
 
     Parameters
@@ -88,7 +88,7 @@ class TwoPhaseCommitSink(Sink):
 
     # -- in a task ----------------------------------------------------------------------------------
     @abstractmethod
-    def begin(self, transaction: Transaction) -> Any:
+    def begin(self, transaction: SinkTransaction) -> Any:
         """Open something of this attempt's own under ``transaction.name``; return a handle.
 
         Called in a task, before its first record; not at all by a task without records.
@@ -228,7 +228,11 @@ class TwoPhaseCommitSink(Sink):
         return {}
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> Answer:
-        """Do what goes by checkpoints; see :meth:`~flinkish_spark.sinks.base.Committer.checkpoint_complete`."""
+        """Do what goes by checkpoints and not by transactions.
+
+        Called when all sinks have committed the checkpoint, also if this one had nothing in it; again
+        after a crash. The default does nothing.
+        """
         return Outcome.ALREADY_COMMITTED
 
     def close(self) -> None:

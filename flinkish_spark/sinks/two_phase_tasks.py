@@ -16,7 +16,7 @@ from flinkish_spark.errors import BadRecordError, EnvironmentFault, FlinkishErro
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.worker_gc import freeze_modules
 from flinkish_spark.sinks.python_tasks import RowCount
-from flinkish_spark.sinks.two_phase import RecordRefused, Transaction, TwoPhaseCommitSink
+from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
 from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_rows import in_utc, record_as_json, records_of
 
@@ -60,7 +60,7 @@ class StageTransaction:
     job, uid, owner_epoch, block
         For the name of the transaction.
     batch
-        Lineage and micro-batch, for :class:`Transaction`.
+        Lineage and micro-batch, for :class:`SinkTransaction`.
     """
 
     sink: TwoPhaseCommitSink
@@ -115,7 +115,7 @@ class _OpenTransaction:
         if not self._is_open:
             stage = self._stage
             fields = tuple(records.schema.names)
-            transaction = Transaction(self.name, stage.uid, stage.batch, self._task, fields)
+            transaction = SinkTransaction(self.name, stage.uid, stage.batch, self._task, fields)
             self._handle = self._call("begin", self._sink.begin, transaction)
             self._is_open = True
         refused = dict(self._call("write", self._sink.write_batch, self._handle, records) or {})
