@@ -7,6 +7,7 @@ committables to see what must be kept.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from flinkish_spark.sinks.two_phase_writer import StagedWithRefused, TwoPhaseWri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LOG = logging.getLogger(__name__)
 #: What a dead letter consists of.
 DEAD_LETTER_SCHEMA = T.StructType(
     [
@@ -211,8 +213,17 @@ class _Committer(Committer):
         """Abort both."""
         main, dead = self._split(committables)
         answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
-        answers |= dict(zip(dead, self._dead.abort(tuple(dead.values())), strict=True)) if dead else {}
+        if dead:
+            given = (self._left_visible(answer) for answer in self._dead.abort(tuple(dead.values())))
+            answers |= dict(zip(dead, given, strict=True))
         return [answers[i] for i in range(len(committables))]
+
+    def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
+        """Let dead letters be that were committed before records of their micro-batch were lost."""
+        if answer.outcome is not Outcome.FENCED:
+            return answer
+        LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Ask both."""
