@@ -171,8 +171,9 @@ class TwoPhaseCommitSink(Sink):
         -------
         CommitAnswer, Outcome or None
             None: it is committed. ``Outcome.ALREADY_COMMITTED`` for a repetition, if it is known to be
-            one. LOST stops the job and must be proven: the staged data is gone *and* was not committed
-            before. FENCED if another system of the job's has taken over.
+            one. LOST if the staged data is gone and was not committed before: the job stops; or, with
+            ``is_proven_aborted=True``, stages these rows again. That says that nothing of it ever was or
+            will be visible. FENCED if a newer process of the job has taken over.
 
         Raises
         ------

@@ -61,6 +61,20 @@ def test_a_job_that_is_killed_around_its_commits_writes_each_row_once(tmp_path) 
     assert not ledger.files(), "leftovers"
 
 
+@pytest.mark.timeout(400)
+def test_decided_rows_whose_files_are_deleted_are_staged_again(tmp_path) -> None:
+    """The sink proves that they were never visible: neither a mark nor a file is there."""
+    ledger = Ledger(tmp_path)
+    assert run_app(tmp_path, 9, "decision:after:2") == -signal.SIGKILL
+    before = check_each_once(ledger.rows())
+    assert ledger.files() and before
+    for file in ledger.files():
+        (ledger.staging / file).unlink()
+    assert run_app(tmp_path, 2) == 0, (tmp_path / "log.txt").read_text()[-3000:]
+    assert check_each_once(ledger.rows()) > before and not ledger.files()
+    assert "LOST" in (tmp_path / "log.txt").read_text() or list((tmp_path / "job" / "restaged").iterdir())
+
+
 def test_tasks_that_fail_at_first_write_each_row_once(spark, tmp_path) -> None:
     ledger = Ledger(tmp_path)
     client = run_with(spark, tmp_path, ledger.sink(flaky(sqlite_sink_class())))
