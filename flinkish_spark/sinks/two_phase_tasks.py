@@ -104,6 +104,8 @@ class _OpenTransaction:
         epoch, mark = OwnerEpoch(stage.owner_epoch), TransactionName.mark_of(stage.uid)
         self.name = str(TransactionName(JobUuid(stage.job), mark, epoch, stage.block, task, attempt))
         self.refused = 0
+        by_record = type(self._sink).write_batch is TwoPhaseCommitSink.write_batch
+        self._writing = "write" if by_record else "write_batch"
         self._is_open = False
         self._handle: Any = None
 
@@ -118,10 +120,16 @@ class _OpenTransaction:
             transaction = SinkTransaction(self.name, stage.uid, stage.batch, self._task, fields)
             self._handle = self._call("begin", self._sink.begin, transaction)
             self._is_open = True
-        refused = dict(self._call("write", self._sink.write_batch, self._handle, records) or {})
+        refused = self._call(self._writing, self._written, records)
         if refused and self._stage.refusals is Refusals.FAIL:
             raise refused_record(self._stage.uid, next(iter(refused.values())))
         self.refused += len(refused)
+        return refused
+
+    def _written(self, records: pa.RecordBatch) -> Mapping[int, str]:
+        refused = dict(self._sink.write_batch(self._handle, records) or {})
+        if not refused.keys() <= set(range(records.num_rows)):
+            raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         return refused
 
     def flush(self) -> Mapping[str, Any] | None:

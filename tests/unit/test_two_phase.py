@@ -355,6 +355,15 @@ def test_an_input_that_fails_is_not_blamed_on_the_sink_and_a_failing_discard_hid
         list(StageTransaction(Clumsy(), str(JOB), "ledger", 3, 4, "0/12", Refusals.FAIL)(rows()))
 
 
+def test_write_batch_refuses_rows_that_are_there() -> None:
+    class Columns(Recording):
+        def write_batch(self, handle, batch):
+            return {batch.num_rows: "beyond the end"}
+
+    with pytest.raises(RuntimeError, match=r"write_batch\(\) of the sink 'ledger'.*rows \[2\] of 2"):
+        staged(Columns(), batch(("a", 1), ("b", 2)), refusals=Refusals.KEEP)
+
+
 @pytest.mark.parametrize("wrong", [object(), {"a": {1, 2}}, float("nan"), {1: "a"}, b"raw", [(1, 2)]])
 def test_a_committable_must_be_json(wrong) -> None:
     sink = Recording()
