@@ -14,7 +14,7 @@ from typing import Any
 
 from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.testing.crashing import KillAt, KillPoint, kill_process_group
-from tests.support import TOTAL, RunningTotal, environment, run_until
+from tests.support import TOTAL, RunningTotal, await_that, environment, running
 from tests.two_phase_page import Ledger
 
 USERS = 5
@@ -40,6 +40,15 @@ def check_each_once(rows: Iterable[tuple[str, int]]) -> int:
         expected = [sum(int(user) + USERS * k for k in range(n + 1)) for n in range(len(totals))]
         assert sorted(totals) == expected, f"user {user}: {sorted(totals)[:10]}"
     return sum(map(len, found.values()))
+
+
+def run_for(env: Any, checkpoints: int) -> Any:
+    """Run the job until that many checkpoints are complete; slow machines have time."""
+    with running(env) as client:
+        await_that(lambda: client.progress.checkpoints >= checkpoints, client, timeout_s=240)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=120_000), "the job did not stop"
+    return client
 
 
 def flaky(kind: Any) -> Any:
@@ -69,7 +78,7 @@ def main(root: Path, checkpoints: int, kill: str = "") -> None:
     env = environment(spark, root / "job", trigger_interval_ms=100)
     env.observe(KillAt(KillPoint.parse(kill), kill=kill_process_group) if kill else SilentObserver())
     totals_of(env).sink_to(Ledger(root).sink(flaky(sqlite_sink_class())), uid="ledger")
-    run_until(env, lambda client: client.progress.checkpoints >= checkpoints)
+    run_for(env, checkpoints)
     spark.stop()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from flinkish_spark import MemorySink, NoRestart, OnBadRecord, RecordRefused, WithDeadLetters
 from flinkish_spark.errors import BadRecordError, UserFunctionError
-from tests.support import environment, failure_of, rows, run_until
-from tests.two_phase_app import check_each_once, flaky, totals_of
+from tests.support import environment, failure_of, rows
+from tests.two_phase_app import check_each_once, flaky, run_for, totals_of
 from tests.two_phase_page import Ledger, sqlite_sink_class
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def run_app(root: Path, checkpoints: int, kill: str = "") -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            timeout=200,
+            timeout=400,
         )
     return ended.returncode
 
@@ -40,10 +40,10 @@ def run_app(root: Path, checkpoints: int, kill: str = "") -> int:
 def run_with(spark, root: Path, sink, checkpoints: int = 3, **settings):
     env = environment(spark, root / "job", trigger_interval_ms=100, **settings)
     totals_of(env).sink_to(sink, uid="ledger")
-    return run_until(env, lambda client: client.progress.checkpoints >= checkpoints)
+    return run_for(env, checkpoints)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_job_that_is_killed_around_its_commits_writes_each_row_once(tmp_path) -> None:
     """Every task's first attempt fails too, behind its flush: what it staged is named by nobody."""
     ledger = Ledger(tmp_path)
@@ -61,7 +61,7 @@ def test_a_job_that_is_killed_around_its_commits_writes_each_row_once(tmp_path) 
     assert not ledger.files(), "leftovers"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_decided_rows_whose_files_are_deleted_are_staged_again(tmp_path) -> None:
     """The sink proves that they were never visible: neither a mark nor a file is there."""
     ledger = Ledger(tmp_path)
