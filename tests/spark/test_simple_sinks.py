@@ -13,6 +13,9 @@ from flinkish_spark.testing.sinks import SinkUnderTest
 from tests.support import environment, failure_of, rows
 from tests.two_phase_app import check_each_once, run_for, totals_of
 
+#: Longer than the usual limit, for machines with much else to do.
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_all_four_see_every_row_of_every_checkpoint(spark, tmp_path, capfd) -> None:
     each, together, memory = [], {}, MemorySink(str(tmp_path))

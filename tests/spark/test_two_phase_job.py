@@ -17,6 +17,9 @@ from tests.support import environment, failure_of, rows
 from tests.two_phase_app import check_each_once, flaky, run_for, totals_of
 from tests.two_phase_page import Ledger, sqlite_sink_class
 
+#: Longer than the usual limit, for machines with much else to do.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Totals that the sink of these tests refuses.
 REFUSED = 35
@@ -61,7 +64,6 @@ def test_a_job_that_is_killed_around_its_commits_writes_each_row_once(tmp_path) 
     assert not ledger.files(), "leftovers"
 
 
-@pytest.mark.timeout(600)
 def test_decided_rows_whose_files_are_deleted_are_staged_again(tmp_path) -> None:
     """The sink proves that they were never visible: neither a mark nor a file is there."""
     ledger = Ledger(tmp_path)

@@ -30,6 +30,7 @@ from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_rows import in_utc, record_as_json, records_of
 from flinkish_spark.sinks.two_phase_tasks import Refusals, SinkUnavailable, StageTransaction
 from tests.sinks import sink_context_of
+from tests.two_phase_page import Ledger, example
 
 JOB, EPOCH, CHECKPOINT = JobUuid("a" * 32), OwnerEpoch(3), CheckpointId(8)
 SCHEMA = T.StructType().add("user", "string").add("total", "long")
@@ -405,6 +406,26 @@ def test_records_are_rows_in_utc_and_json_for_people() -> None:
         "days": ["2026-03-01"],
         "odd name": None,
     }
+
+
+# -- the page -------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_short_and_knows_its_own_proof(tmp_path) -> None:
+    assert len(example().splitlines()) < 60
+    ledger = Ledger(tmp_path)
+    sink = ledger.sink()
+    handle = sink.begin(SimpleNamespace(name="t"))
+    sink.write(handle, SimpleNamespace(user="a", total=1))
+    staged = sink.flush(handle)
+    assert sink.list_open("t") == {"t": staged} and not ledger.rows()
+    assert sink.commit(staged, CHECKPOINT) is None and ledger.rows() == [("a", 1)]
+    sink.abort(staged)
+    # The mark outlives the file; without both it was never visible.
+    assert sink.commit(staged, CHECKPOINT) is Outcome.ALREADY_COMMITTED
+    lost = sink.commit(staged + "x", CHECKPOINT)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and ledger.rows() == [("a", 1)]
+    assert sink.list_open("t") == {} and ledger.files() == []
 
 
 # -- before a start -------------------------------------------------------------------------------------
