@@ -38,7 +38,7 @@ class TwoPhaseCommitter(Committer):
         for committable in committables:
             name, stored = self._parts_of(committable)
             ours = name.owner_epoch == self._context.owner_epoch
-            method = self._sink.commit if ours else self._sink.recover_and_commit
+            method = "commit" if ours else "recover_and_commit"
             answers.append(self._ask(method, stored, checkpoint))
             if not answers[-1].outcome.is_done:
                 # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
@@ -51,7 +51,7 @@ class TwoPhaseCommitter(Committer):
 
     def _abort(self, name: TransactionName, stored: Any) -> CommitAnswer:
         ours = name.owner_epoch == self._context.owner_epoch
-        answer = self._ask(self._sink.abort if ours else self._sink.recover_and_abort, stored)
+        answer = self._ask("abort" if ours else "recover_and_abort", stored)
         if answer.outcome is Outcome.LOST:
             # Gone is what was asked for.
             return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
@@ -62,7 +62,7 @@ class TwoPhaseCommitter(Committer):
         dead = {}
         for index, committable in enumerate(committables):
             name, stored = self._parts_of(committable)
-            why = self._call(self._sink.why_lost, stored)
+            why = self._call("why_lost", stored)
             if why:
                 dead[index] = f"sink '{self._context.uid}', {name}: {why}"
         return dead
@@ -70,7 +70,7 @@ class TwoPhaseCommitter(Committer):
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Abort what the sink lists and nobody will decide."""
         job, mark = self._context.job, TransactionName.mark_of(self._context.uid)
-        listed = dict(self._call(self._sink.list_open, TransactionName.prefix(job, mark)))
+        listed = dict(self._call("list_open", TransactionName.prefix(job, mark)))
         if not listed:
             return 0
         # This order matters: a block that is leased after the listing has nothing in it.
@@ -97,7 +97,7 @@ class TwoPhaseCommitter(Committer):
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
         """Ask the sink."""
-        return self._ask(self._sink.checkpoint_complete, completed)
+        return self._ask("checkpoint_complete", completed)
 
     def task_of(self, committable: Committable) -> int | None:
         """Return the Spark partition: a transaction holds the rows of one task."""
@@ -117,10 +117,10 @@ class TwoPhaseCommitter(Committer):
             )
         return name, committable.payload["committable"]
 
-    def _ask(self, method: Callable[..., Answer], *arguments: Any) -> CommitAnswer:
+    def _ask(self, method: str, *arguments: Any) -> CommitAnswer:
         """Call a method that ends something; an outage is an answer."""
         try:
-            answer = self._call(method, *arguments)
+            answer: Answer = self._call(method, *arguments)
         except EnvironmentFault as fault:
             if not fault.restartable:
                 raise
@@ -128,17 +128,17 @@ class TwoPhaseCommitter(Committer):
         if answer is None:
             return CommitAnswer(Outcome.COMMITTED)
         if isinstance(answer, Outcome):
-            said = f"{method.__name__}() answered {answer.name}"
+            said = f"{method}() answered {answer.name}"
             return CommitAnswer(answer, "" if answer.is_done else said)
         if isinstance(answer, CommitAnswer):
             return answer
         raise RepeatableUserError(
-            f"{method.__name__}() of the sink '{self._context.uid}' returned a {type(answer).__name__}",
+            f"{method}() of the sink '{self._context.uid}' returned a {type(answer).__name__}",
             what_to_do="return None, an Outcome or a CommitAnswer",
             uid=self._context.uid,
         )
 
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the user's.
 
         Raises
@@ -148,9 +148,9 @@ class TwoPhaseCommitter(Committer):
         RepeatableUserError
             It raised another one.
         """
-        what = f"{method.__name__}() of the sink '{self._context.uid}'"
+        what = f"{method}() of the sink '{self._context.uid}'"
         try:
-            return method(*arguments)
+            return getattr(self._sink, method)(*arguments)
         except FlinkishError:
             raise
         except self._sink.retry_on as error:
