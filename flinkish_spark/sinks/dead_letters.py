@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge import probe
+from flinkish_spark.bridge.delta_probe import has_delta_format
 from flinkish_spark.errors import ConfigError, EnvironmentFault, InternalError
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.kafka.barrier_records import BarrierRecords
@@ -123,7 +124,7 @@ class WithDeadLetters(Sink):
                 what_to_do="leave on_refused as it is",
             )
         if isinstance(self.dead_letters, DeltaSink):
-            require_delta(probe(spark).has_delta)
+            require_delta(probe(spark).has_delta or has_delta_format(spark))
         self.sink.preflight(spark, context)
         self.dead_letters.preflight(spark, _dead_context(context))
 
