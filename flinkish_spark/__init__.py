@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.job_status import JobStatus, JobStatusChange, TaskState, TaskStateChange
     from flinkish_spark.protocol.limits import UNLIMITED
     from flinkish_spark.protocol.lineage import Tables
+    from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
     from flinkish_spark.protocol.purpose import CheckpointPurpose
     from flinkish_spark.protocol.restoring import NonRestoredState, UnpositionedSources
     from flinkish_spark.protocol.retention import CheckpointRetention
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
         configure_spark_with_jars,
         configure_spark_with_packages,
     )
+    from flinkish_spark.sinks.base import CompletedCheckpoint
+    from flinkish_spark.sinks.dead_letters import WithDeadLetters
     from flinkish_spark.sinks.delta import DeltaSink
     from flinkish_spark.sinks.delta_modes import (
         Append,
@@ -65,7 +68,10 @@ if TYPE_CHECKING:
         SchemaEvolution,
         Upsert,
     )
+    from flinkish_spark.sinks.foreach import ForeachCheckpointSink, ForeachSink, PrintSink
     from flinkish_spark.sinks.kafka import KafkaSink
+    from flinkish_spark.sinks.memory import MemorySink
+    from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import ValueState, ValueStateDescriptor
 
@@ -94,6 +100,7 @@ _PUBLIC = {
     "protocol.job_status": ("JobStatus", "JobStatusChange", "TaskState", "TaskStateChange"),
     "protocol.limits": ("UNLIMITED",),
     "protocol.lineage": ("Tables",),
+    "protocol.outcomes": ("CommitAnswer", "Outcome"),
     "protocol.purpose": ("CheckpointPurpose",),
     "protocol.restoring": ("NonRestoredState", "UnpositionedSources"),
     "protocol.retention": ("CheckpointRetention",),
@@ -118,9 +125,14 @@ _PUBLIC = {
         "configure_spark_with_jars",
         "configure_spark_with_packages",
     ),
+    "sinks.base": ("CompletedCheckpoint",),
+    "sinks.dead_letters": ("WithDeadLetters",),
     "sinks.delta": ("DeltaSink",),
     "sinks.delta_modes": ("Append", "DeltaWriter", "OverwritePartitions", "SchemaEvolution", "Upsert"),
+    "sinks.foreach": ("ForeachCheckpointSink", "ForeachSink", "PrintSink"),
     "sinks.kafka": ("KafkaSink",),
+    "sinks.memory": ("MemorySink",),
+    "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": ("ValueState", "ValueStateDescriptor"),
 }
@@ -147,6 +159,8 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointingMode",
     "ClaimMode",
+    "CommitAnswer",
+    "CompletedCheckpoint",
     "Context",
     "DataStream",
     "DeadLetter",
@@ -159,6 +173,8 @@ __all__ = [
     "FinishedParticipants",
     "FixedDelay",
     "FlinkishError",
+    "ForeachCheckpointSink",
+    "ForeachSink",
     "JobClient",
     "JobListener",
     "JobProgress",
@@ -171,20 +187,25 @@ __all__ = [
     "KeyedProcessFunction",
     "KeyedStream",
     "MasterHook",
+    "MemorySink",
     "NoRestart",
     "NonRestoredState",
     "OnBadRecord",
+    "Outcome",
     "OverwritePartitions",
     "ParticipantStatistics",
     "PendingAnswer",
+    "PrintSink",
     "Quantity",
     "QuietListener",
     "Raw",
     "RecordHeaders",
+    "RecordRefused",
     "RestoreSettings",
     "RestoredCheckpoint",
     "RuntimeContext",
     "SchemaEvolution",
+    "SinkTransaction",
     "Standby",
     "StartingOffsets",
     "StatisticsHistory",
@@ -193,12 +214,14 @@ __all__ = [
     "Tables",
     "TaskState",
     "TaskStateChange",
+    "TwoPhaseCommitSink",
     "UnknownHookState",
     "UnpositionedSources",
     "Upsert",
     "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",
+    "WithDeadLetters",
     "configure_spark_with_delta_jars",
     "configure_spark_with_jars",
     "configure_spark_with_packages",

@@ -144,8 +144,8 @@ def _raised_in_a_task(name: str, message: str) -> FlinkishError:
         return AuthorizationError(message[:_MOST_TEXT].rstrip("."))
     if name == ConfigError.__name__:
         return ConfigError(message[:_MOST_TEXT].rstrip("."))
-    # A broker that does not answer, a transaction that was fenced: not the fault of the user's code.
-    return QueryFailed("a task that reads or writes Kafka failed", why=message[:_MOST_TEXT].rstrip("."))
+    # A broker or another system that does not answer: not the fault of the user's code.
+    return QueryFailed("a task that reads or writes failed", why=message[:_MOST_TEXT].rstrip("."))
 
 
 def _user_error(text: str) -> FlinkishError:
@@ -155,9 +155,10 @@ def _user_error(text: str) -> FlinkishError:
     except ValueError:
         return RepeatableUserError("a user function raised", why=text[start : start + _MOST_TEXT])
     uid, error = facts.pop("uid"), facts.pop("error")
+    what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     return RepeatableUserError(
-        f"the function of operator '{uid}' failed" + (f" on the record at {where}" if where else ""),
+        f"{what} failed" + (f" on the record at {where}" if where else ""),
         why=error,
         what_to_do="correct the function or the record; the job goes on from the last checkpoint",
         uid=uid,

@@ -18,6 +18,10 @@ committer, in the user's process:
    **recover and abort**; what no committable names (see 1) is found by :meth:`Committer.sweep`.
 7. **close** (C): releases connections. Nothing is flushed or committed here.
 
+Whoever has a new system derives from :class:`flinkish_spark.TwoPhaseCommitSink`, which has these steps as
+methods of one object (`docs/two-phase-sinks.md`). What must hold of every sink is there to be run:
+:mod:`flinkish_spark.testing.sinks`.
+
 What must survive a crash is in the committable, a JSON value. A writer keeps nothing between calls that
 matters. Nobody concludes LOST without evidence, and LOST that is proven is replayed, not lost.
 """

@@ -1,4 +1,4 @@
-"""Public test tools: a real local broker, open or secured, certificates, crash points, a simulator.
+"""Public test tools: a local broker, open or secured, certificates, crash points, sink cases, a simulator.
 
 Names are imported when they are first used: a test that starts a broker needs nothing of the simulator.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flinkish_spark.testing.simulation.many import simulate_many
     from flinkish_spark.testing.simulation.runs import RunReport, simulate
     from flinkish_spark.testing.simulation.surroundings import simulated_surroundings
+    from flinkish_spark.testing.sinks import SINK_CASES, SinkUnderTest, check_sink
     from flinkish_spark.testing.tls import LocalCertificates, make_certificates
 
 #: Module -> the names it gives to the test tools.
@@ -25,16 +26,20 @@ _PUBLIC = {
     "simulation.many": ("simulate_many",),
     "simulation.runs": ("RunReport", "simulate"),
     "simulation.surroundings": ("simulated_surroundings",),
+    "sinks": ("SINK_CASES", "SinkUnderTest", "check_sink"),
     "tls": ("LocalCertificates", "make_certificates"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
+    "SINK_CASES",
     "KillAt",
     "LocalBroker",
     "LocalCertificates",
     "RunReport",
     "SecureBroker",
+    "SinkUnderTest",
+    "check_sink",
     "make_certificates",
     "simulate",
     "simulate_many",

@@ -1,0 +1,86 @@
+"""A job that a test kills: running totals into the SQLite sink of the documents' page.
+
+``python -m tests.two_phase_app <root> <checkpoints> [<kill point>]`` ends when that many checkpoints are
+complete, or where it is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flinkish_spark.runtime.steps import SilentObserver
+from flinkish_spark.testing.crashing import KillAt, KillPoint, kill_process_group
+from tests.support import TOTAL, RunningTotal, await_that, environment, running
+from tests.two_phase_page import Ledger
+
+USERS = 5
+
+
+def totals_of(env: Any) -> Any:
+    """A keyed stream of (user, total) of an endless source of numbers."""
+    # One partition: then the numbers come in order, and the totals can be foreseen.
+    rate = env.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20)
+    rate = rate.option("numPartitions", 1).load()
+    frame = rate.selectExpr(f"CAST(value % {USERS} AS STRING) AS user", "value AS amount")
+    return (
+        env.from_dataframe(frame, uid="rate").key_by("user").process(RunningTotal(), output=TOTAL, uid="sum")
+    )
+
+
+def check_each_once(rows: Iterable[tuple[str, int]]) -> int:
+    """Fail unless the totals of each user are the first ones, each once; return how many there are."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for user, total in rows:
+        found[user].append(total)
+    for user, totals in found.items():
+        expected = [sum(int(user) + USERS * k for k in range(n + 1)) for n in range(len(totals))]
+        assert sorted(totals) == expected, f"user {user}: {sorted(totals)[:10]}"
+    return sum(map(len, found.values()))
+
+
+def run_for(env: Any, checkpoints: int) -> Any:
+    """Run the job until that many checkpoints are complete; slow machines have time."""
+    with running(env) as client:
+        await_that(lambda: client.progress.checkpoints >= checkpoints, client, timeout_s=240)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=120_000), "the job did not stop"
+    return client
+
+
+def flaky(kind: Any) -> Any:
+    """The class with a flush that fails in the first attempt of every task."""
+
+    def flush(self: Any, handle: Any) -> Any:
+        from pyspark import TaskContext
+
+        committable = kind.flush(self, handle)
+        if TaskContext.get().attemptNumber() == 0:
+            raise OSError("the answer got lost")
+        return committable
+
+    return type("FlakySink", (kind,), {"flush": flush})
+
+
+def main(root: Path, checkpoints: int, kill: str = "") -> None:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.session import configure_spark_with_jars
+    from tests.conftest import BUILD, spark_test_conf
+    from tests.two_phase_page import sqlite_sink_class
+
+    builder = SparkSession.builder.master("local[2,4]").config(map={**spark_test_conf(root / "scratch")})
+    spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    env = environment(spark, root / "job", trigger_interval_ms=100)
+    env.observe(KillAt(KillPoint.parse(kill), kill=kill_process_group) if kill else SilentObserver())
+    totals_of(env).sink_to(Ledger(root).sink(flaky(sqlite_sink_class())), uid="ledger")
+    run_for(env, checkpoints)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
