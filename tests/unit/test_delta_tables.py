@@ -159,7 +159,7 @@ def test_retention_of_the_table_counts_and_of_a_new_one_the_sessions():
     check_retention(FILES, {"delta.other": "x"}, {FILES: short}, "/t", context())
     check_retention(MARKERS, {}, {}, "/t", context())
     for properties, defaults in [({f"delta.{FILES}": short}, {}), ({}, {FILES: short})]:
-        with pytest.raises(ConfigError, match="119000 ms, shorter than .* = 120000 ms"):
+        with pytest.raises(ConfigError, match=r"119000 ms, shorter than .* = 120000 ms"):
             check_retention(FILES, properties, defaults, "/t", context())
 
 
