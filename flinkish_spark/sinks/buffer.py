@@ -1,0 +1,322 @@
+"""The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint.
+
+1. Staging writes the rows of each task into a file of the buffer, durable and seen by nobody.
+2. The commit of a checkpoint reads its files in order and hands all rows to the system at once:
+   :meth:`BufferedCommitter.apply`, the one method that a member has to bring.
+3. The sweep behind the receipt deletes the files. Until the receipt they stay, since until then the
+   commit may be repeated, by this process or another.
+
+How exact the result is depends on `apply` alone: a system that keeps the id of the last checkpoint in
+the same transaction as its rows gets each row once; one that cannot gets it at least once.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import EnvironmentFault, InternalError, SchemaError
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.buffer_files import (
+    BufferedFile,
+    BufferedFileGone,
+    BufferFileWriter,
+    BufferFolder,
+    BufferName,
+)
+from flinkish_spark.sinks.python_tasks import RowCount, reports
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+#: Control columns in front of the fields, see StageRequest.
+_CONTROL_WIDTH = 4
+
+
+class Applied(enum.Enum):
+    """What a system knows about a checkpoint whose files are gone."""
+
+    #: Its rows are visible.
+    YES = "YES"
+    #: They are not, and without the files they never will be.
+    NO = "NO"
+    #: The system keeps no such record.
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class BufferedRows:
+    """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them.
+
+    May be gone through any number of times.
+
+    Parameters
+    ----------
+    folder
+        Where the files are.
+    files
+        In order; each knows its micro-batch and task.
+    """
+
+    folder: BufferFolder
+    files: tuple[BufferedFile, ...]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return sum(file.rows for file in self.files)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; their columns are the fields of the stream that staged them.
+
+        Raises
+        ------
+        BufferedFileGone
+            A file went away meanwhile. Let it through: the committer answers for it.
+        """
+        for file in self.files:
+            yield from self.folder.batches(file)
+
+    def batches_of(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file, as :meth:`batches` does."""
+        return self.folder.batches(file)
+
+
+class BufferedSink(Sink):
+    """A sink over the write-ahead buffer. A member brings `create_committer`, and checks of its own."""
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse fields that cannot be buffered."""
+        require_bufferable(context)
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return BufferWriter(context)
+
+
+class BufferedCommitter(Committer):
+    """Commits checkpoints out of the buffer; see the module for what is left to a member.
+
+    Parameters
+    ----------
+    context
+        Of the sink.
+
+    Examples
+    --------
+    >>> class Printing(BufferedCommitter):
+    ...     def apply(self, checkpoint, rows):
+    ...         for batch in rows.batches():
+    ...             print(batch.to_pylist())
+    ...         return CommitAnswer(Outcome.COMMITTED)
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context, self._folder = context, BufferFolder(context.folder)
+
+    @abstractmethod
+    def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        """Make all rows of a decided checkpoint visible; if at all possible, together and once.
+
+        Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
+        a receipt: by this process after RETRY, by another after a crash.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, FENCED if a newer owner
+            of the job has been at work.
+        """
+
+    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now.
+        """
+        return Applied.UNKNOWN
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Apply all files of a checkpoint at once; one answer stands for all."""
+        if not committables:
+            return ()
+        files = tuple(BufferedFile.from_payload(c.payload) for c in committables)
+        try:
+            answer = self._commit(checkpoint, BufferedRows(self._folder, files))
+        except EnvironmentFault as fault:
+            if not fault.restartable:
+                raise
+            answer = CommitAnswer(Outcome.RETRY, str(fault))
+        if answer.outcome is Outcome.LOST:
+            # All or nothing: without one file none is committed, so what is lost begins with the first.
+            return (answer,)
+        return tuple(answer for _ in committables)
+
+    def _commit(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        gone = next((why for file in rows.files if (why := self._folder.why_gone(file))), "")
+        try:
+            return self._without(gone, checkpoint) if gone else self.apply(checkpoint, rows)
+        except BufferedFileGone as error:
+            return self._without(str(error), checkpoint)
+
+    def _without(self, why: str, checkpoint: CheckpointId) -> CommitAnswer:
+        match self.has_applied(checkpoint):
+            case Applied.YES:
+                return CommitAnswer(Outcome.ALREADY_COMMITTED)
+            case Applied.NO:
+                return CommitAnswer(Outcome.LOST, f"{why}, and it was not committed", is_proven_aborted=True)
+            case Applied.UNKNOWN:
+                return CommitAnswer(Outcome.LOST, f"{why}; whether it was committed is not known")
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Delete the files."""
+        answers = []
+        for committable in committables:
+            file = BufferedFile.from_payload(committable.payload)
+            try:
+                count = self._folder.delete([file.name])
+                done = Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED
+                answers.append(CommitAnswer(done))
+            except EnvironmentFault as fault:
+                answers.append(CommitAnswer(Outcome.RETRY, str(fault)))
+        return answers
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Find files that are gone or damaged."""
+        dead = {}
+        for index, committable in enumerate(committables):
+            why = self._folder.why_gone(BufferedFile.from_payload(committable.payload))
+            if why:
+                dead[index] = f"sink '{self._context.uid}': {why}"
+        return dead
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints.
+
+        Those of a newer owner of the job are never touched, whatever this process believes.
+        """
+        listed = [name for name in self._folder.names() if name.owner_epoch <= self._context.owner_epoch]
+        if not listed:
+            return 0
+        running = running_blocks()
+        wanted = {str(c.payload["file"]) for c in kept if c.sink == self._context.uid}
+        return self._folder.delete(
+            [
+                str(name)
+                for name in listed
+                if str(name) not in wanted
+                and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
+            ]
+        )
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition: a file holds the rows of one task."""
+        return BufferedFile.from_payload(committable.payload).task
+
+
+class BufferWriter(SinkWriter):
+    """Stages micro-batches into the buffer.
+
+    Parameters
+    ----------
+    context
+        Of the sink.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context, self._folder = context, BufferFolder(context.folder)
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Write one file per task that has records."""
+        stage = StageToBuffer(str(self._context.folder), int(self._context.owner_epoch), request.block)
+        found = reports(request.rows, stage)
+        place = {"lineage": int(request.lineage), "batch": int(request.batch)}
+        files = [
+            BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
+            for report in found
+            if report["staged"] is not None
+        ]
+        unseen = [file.name for file in files if not self._folder.has_size(file)]
+        if unseen:
+            raise BufferUnseenError(
+                f"sink '{self._context.uid}' staged the file {unseen[0]}, which the driver does not see "
+                f"in {self._context.folder}",
+                why="the executors write into another file system than the driver reads",
+                what_to_do="put the job directory where driver and executors see the same files",
+            )
+        return StageResult(
+            tuple(TaskAck.from_json(report) for report in found),
+            tuple(file.to_payload() for file in files),
+            bytes=sum(file.bytes for file in files),
+        )
+
+
+class BufferUnseenError(EnvironmentFault):
+    """Driver and executors do not see the same job directory."""
+
+
+@dataclass(frozen=True)
+class StageToBuffer:
+    """Callable for mapInArrow: buffers the rows of one task, yields one row, its report as JSON.
+
+    Parameters
+    ----------
+    folder
+        Of the sink, absolute.
+    owner_epoch, block
+        For the names of files.
+    """
+
+    folder: str
+    owner_epoch: int
+    block: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Buffer one task's rows; called once per task attempt."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        from flinkish_spark.runtime.worker_gc import freeze_modules
+
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        epoch = OwnerEpoch(self.owner_epoch)
+        name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
+        ack, writer = RowCount(task.partitionId()), BufferFileWriter(Path(self.folder), name)
+        for batch in batches:
+            records = ack.admit(batch)
+            if records.num_rows:
+                writer.write(records.select(range(_CONTROL_WIDTH, records.num_columns)))
+        report = {**ack.done().to_json(), "staged": writer.finish()}
+        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+
+
+def require_bufferable(context: SinkContext) -> None:
+    """Raise SchemaError if a field has a type that Spark does not hand to Arrow."""
+    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    for field in context.schema.fields:
+        try:
+            to_arrow_schema(T.StructType([field]), timezone="UTC")
+        except Exception as error:
+            raise SchemaError(
+                f"sink '{context.uid}' cannot buffer the field '{field.name}' of type "
+                f"{field.dataType.simpleString()}",
+                why=str(error).split("\n")[0],
+                what_to_do="cast it to another type with transform(...)",
+                uid=context.uid,
+            ) from error
