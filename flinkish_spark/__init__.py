@@ -55,6 +55,9 @@ if TYPE_CHECKING:
         configure_spark_with_packages,
     )
     from flinkish_spark.sinks.delta import DeltaSink
+    from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
+    from flinkish_spark.sinks.jdbc.secrets import EnvironmentSecret, FileSecret
+    from flinkish_spark.sinks.jdbc.sink import JdbcSink
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import ValueState, ValueStateDescriptor
@@ -106,6 +109,9 @@ _PUBLIC = {
         "configure_spark_with_packages",
     ),
     "sinks.delta": ("DeltaSink",),
+    "sinks.jdbc.refused": ("DeadLetterTable",),
+    "sinks.jdbc.secrets": ("EnvironmentSecret", "FileSecret"),
+    "sinks.jdbc.sink": ("JdbcSink",),
     "sinks.kafka": ("KafkaSink",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": ("ValueState", "ValueStateDescriptor"),
@@ -134,12 +140,16 @@ __all__ = [
     "Context",
     "DataStream",
     "DeadLetter",
+    "DeadLetterTable",
     "DeltaSink",
+    "EnvironmentSecret",
     "ExponentialDelay",
     "FailureRate",
+    "FileSecret",
     "FinishedParticipants",
     "FixedDelay",
     "FlinkishError",
+    "JdbcSink",
     "JobClient",
     "JobListener",
     "JobProgress",
