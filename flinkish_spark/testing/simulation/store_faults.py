@@ -51,6 +51,16 @@ class Effect(Protocol[T_co]):
         """Do it now."""
 
 
+class Witness(Protocol):
+    """Looks at what happens to the job directory."""
+
+    def wrote(self, change: Change) -> None:
+        """Look at a change."""
+
+    def reads(self, process: Process, key: str) -> None:
+        """Look at a read."""
+
+
 class SimStore:
     """A :class:`~flinkish_spark.store.Store` of one process on the run's one disk.
 
@@ -58,8 +68,8 @@ class SimStore:
     ----------
     process
         Who calls; dies of a torn write.
-    wrote
-        Told of every change, after it.
+    witness
+        Told of every change, after it, and of every read.
     is_lost
         Whether a process has lost the job.
     """
@@ -68,10 +78,11 @@ class SimStore:
         self,
         world: World,
         process: Process,
-        wrote: Callable[[Change], None],
+        witness: Witness,
         is_lost: Callable[[Process], bool],
     ) -> None:
-        self._world, self._process, self._wrote, self._is_lost = world, process, wrote, is_lost
+        self._world, self._process, self._is_lost = world, process, is_lost
+        self._wrote, self._reads = witness.wrote, witness.reads
         self._disk = world.disk
 
     def read(self, key: str) -> bytes:
@@ -79,6 +90,7 @@ class SimStore:
         self._world.step("store read", key)
         if self._world.struck(K.FAILED_READ):
             raise _failed("read", key)
+        self._reads(self._process, key)
         return self._disk.read(key)
 
     def list(self, prefix: str) -> tuple[str, ...]:
@@ -121,6 +133,12 @@ class SimStore:
                 self._wrote(Change(self._process, "delete", key, moment, has_job))
 
         self._change("delete", key, effect, None)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below `folder`, one after the other, as far as it goes."""
+        for key in self._disk.below(folder):
+            self._world.step("store delete", key)
+            self._disk.delete(key)
 
     def rename_folder(self, folder: str, other: str) -> None:
         """Move everything below `folder` at once."""
