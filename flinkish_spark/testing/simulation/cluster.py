@@ -40,7 +40,7 @@ class Cluster:
         self.drivers: list[Driver] = []
         self._lock_holder: list[Process] = []
         self._is_start_due = False
-        world.strike = self._strike
+        world.strike, world.depose = self._strike, self._depose
 
     # -- starting -------------------------------------------------------------------------------
     def start(self, standby: Standby = Standby.REFUSE) -> Driver:
@@ -102,16 +102,24 @@ class Cluster:
         elif kind is K.STALLED_THREAD:
             world.scheduler.pause(world.chance.choice((50, 400, 2_000)) * US_PER_MS)
         else:
-            self._suspend(driver, kind)
+            self._suspend(driver.process)
+            if kind is K.ZOMBIE:
+                self._tell_others()
 
-    def _suspend(self, driver: Driver, kind: K) -> None:
+    def _suspend(self, process: Process) -> None:
         world = self._world
         length_ms = world.chance.choice((100, 800, 4_000))
-        driver.process.stopped_until_us = world.scheduler.now_us + length_ms * US_PER_MS
-        if kind is K.ZOMBIE:
-            # Another machine is told that this one is gone.
-            self._lock_holder.clear()
-            self.start_later(world.chance.choice((0, 20, 100)))
+        process.stopped_until_us = world.scheduler.now_us + length_ms * US_PER_MS
+
+    def _tell_others(self) -> None:
+        """Tell another machine that the owner is gone."""
+        self._lock_holder.clear()
+        self.start_later(self._world.chance.choice((0, 20, 100)))
+
+    def _depose(self, process: Process) -> None:
+        self._world.note("fault", f"{process.name} becomes a zombie")
+        self._suspend(process)
+        self._tell_others()
 
     # -- what people do -------------------------------------------------------------------------
     def people(self) -> None:

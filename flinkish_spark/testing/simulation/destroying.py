@@ -7,12 +7,15 @@ from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
 from flinkish_spark.testing.simulation.outputs import StagedFile, Transaction, TransactionState
+from flinkish_spark.testing.simulation.scheduler import Process
 from flinkish_spark.testing.simulation.world import World
 
 #: Why a broker aborts a decided transaction: the job was down for too long.
 DESTROYED = "decided, and too old"
 #: Behind a destruction the next ordinary fault comes within so many steps, in every other case.
 _NEXT_FAULT_WITHIN = 60
+#: What may happen to the write that finishes a replay.
+_TROUBLE = (K.TORN_WRITE, K.LOST_REPLY, K.REFUSED_WRITE, K.DELAYED_RENAME)
 
 
 def goes_back(disk: MemoryStore) -> bool:
@@ -71,6 +74,17 @@ class Destroyer:
             file.is_there = False
             self._ledger.destroy(file)
         self._follow_up(decision)
+
+    def about_to_finish(self, process: Process) -> None:
+        """Perhaps depose whoever is about to name what was staged again, or let the write fail."""
+        world, chance = self._world, self._chance.random()
+        if not world.destruction.is_on or chance > 0.5:
+            return
+        if chance < 0.15:
+            world.faults.counts[K.ZOMBIE] += 1
+            world.depose(process)
+        else:
+            world.faults.arm(self._chance.choice(_TROUBLE))
 
     def _follow_up(self, decision: DecisionRecord) -> None:
         if not goes_back(self._world.disk) and self._world.struck(K.DECIDED_INPUT_GONE):

@@ -41,7 +41,7 @@ class InputTopic:
 
     def expire_to(self, ends: Mapping[int, int]) -> None:
         """Delete what lies below `ends`."""
-        self.begins = {p: max(at, self.begins.get(p, 0)) for p, at in ends.items()}
+        self.begins.update({p: max(at, self.begins.get(p, 0)) for p, at in ends.items()})
 
     def why_lost(self, ends: Mapping[int, int]) -> str:
         """Return why a reader that stands at `ends` cannot go on; empty if it can."""

@@ -13,6 +13,7 @@ from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.job_dir import REWINDING
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.runtime.pins import PINS
+from flinkish_spark.runtime.spark_log import REPLAY
 from flinkish_spark.testing.simulation.decision_checks import DecisionChecks
 from flinkish_spark.testing.simulation.destroying import DESTROYED, Destroyer
 from flinkish_spark.testing.simulation.ledger import Ledger, body_of
@@ -114,6 +115,8 @@ class Invariants:
             self._newest_record = max(self._newest_record, int(stem))
         elif folder == "restaged" and change.verb != "delete":
             self.replays.restaged(body_of(self._world.disk.objects[key]), change, self.owner)
+        elif folder == REPLAY and change.process in self.epochs:
+            self.replays.changed(self.epochs[change.process], key)
         elif folder == "rewinds":
             self.decisions.rewound(body_of(self._world.disk.objects[key]))
         elif folder == PINS and change.verb == "delete" and stem.isdecimal():

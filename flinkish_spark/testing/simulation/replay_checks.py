@@ -41,14 +41,13 @@ class ReplayChecks:
         is_lost = any(sink in d.lost_sinks and batch in {r.batch for r in d.batches} for d in waiting)
         self._require(is_lost, Rule.LOST_ALONE, f"{sink} stages micro-batch {batch} again and lost nothing")
 
-    def touched(self, epoch: int, key: str) -> None:
-        """Look at who reads in a folder of a replay, or deletes it."""
-        owner = key.split("/")[1].partition("-")[0]
-        if owner.isdecimal():
-            self._require(int(owner) <= epoch, Rule.REPLAYS_APART, f"owner {epoch} deletes {key}")
+    def changed(self, epoch: int, key: str) -> None:
+        """Look at who changes something in the folder of a replay."""
+        owner = int(key.split("/")[1].partition("-")[0])
+        self._require(owner <= epoch, Rule.REPLAYS_APART, f"owner {epoch} changes {key}")
 
     def read(self, epoch: int, key: str) -> None:
-        """Look at a read."""
+        """Look at who reads in the folder of a replay."""
         if key.startswith(f"{REPLAY}/"):
             owner = key.split("/")[1].partition("-")[0]
             self._require(owner == str(epoch), Rule.REPLAYS_APART, f"owner {epoch} reads {key}")

@@ -137,8 +137,10 @@ class SimStore:
     def delete_folder(self, folder: str) -> None:
         """Delete everything below `folder`, one after the other, as far as it goes."""
         for key in self._disk.below(folder):
+            has_job = not self._is_lost(self._process)
             self._world.step("store delete", key)
             self._disk.delete(key)
+            self._wrote(Change(self._process, "delete", key, Moment.CALLED, has_job))
 
     def rename_folder(self, folder: str, other: str) -> None:
         """Move everything below `folder` at once."""
@@ -150,6 +152,8 @@ class SimStore:
 
     def _change(self, verb: str, key: str, effect: Effect[T], data: bytes | None) -> T:
         world = self._world
+        if key.startswith("restaged/") and verb != "delete":
+            world.destroyer.about_to_finish(self._process)
         world.step(f"store {verb}", key)
         if data is None:
             trouble = world.struck(K.LOST_REPLY, K.REFUSED_WRITE)

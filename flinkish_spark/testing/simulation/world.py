@@ -37,12 +37,18 @@ class DestroysDecided(Protocol):
     def about_to_add(self, one: StagedFile) -> None:
         """Perhaps delete a decided file, and others with it."""
 
+    def about_to_finish(self, process: Process) -> None:
+        """Perhaps let the write that finishes a replay go wrong."""
+
 
 class _DestroysNothing:
     def about_to_commit(self, one: Transaction) -> None:
         """Do nothing."""
 
     def about_to_add(self, one: StagedFile) -> None:
+        """Do nothing."""
+
+    def about_to_finish(self, process: Process) -> None:
         """Do nothing."""
 
 
@@ -83,6 +89,8 @@ class World:
         self.told_to_end: set[str] = set()
         #: Does a fault of PROCESS_FAULTS; set by whoever owns the processes.
         self.strike: Callable[[FaultKind], None] = lambda kind: None
+        #: Suspends a process and gives its lock to another one; set by whoever owns the processes.
+        self.depose: Callable[[Process], None] = lambda process: None
         #: What the running micro-batch has staged and no file names yet, by identity.
         self.in_flight: set[int] = set()
         #: What the master hook gave, by checkpoint id.
