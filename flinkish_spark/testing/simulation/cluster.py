@@ -127,7 +127,7 @@ class Cluster:
         world = self._world
         while world.steps < world.scenario.chaos_steps:
             world.scheduler.pause(world.chance.choice((20, 60, 150)) * US_PER_MS)
-            if world.not_replayable is not None and world.chance.random() < 0.3:
+            if world.not_replayable is not None and world.chance.random() < 0.6:
                 # As its message tells them to.
                 self._order_rewind()
             driver, action = self.owner, world.chance.random()

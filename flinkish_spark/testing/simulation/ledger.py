@@ -9,7 +9,7 @@ from typing import Any
 
 from flinkish_spark.testing.simulation.input_topic import Row
 from flinkish_spark.testing.simulation.outputs import Broker, StagedFile, Table, Transaction
-from flinkish_spark.testing.simulation.spark_files import BatchOffsets
+from flinkish_spark.testing.simulation.spark_files import BatchOffsets, state_key
 
 #: Something staged: a transaction, or a file of a table.
 Staged = Transaction | StagedFile
@@ -60,6 +60,8 @@ class DecisionRecord:
     #: With what was staged again.
     batches: tuple[StagedRecord, ...]
     ends: Mapping[int, int]
+    #: The name of the state behind it.
+    state: str
     #: Where its input begins.
     starts: Mapping[int, int] = field(default_factory=dict)
     #: Counts by key behind it, for whoever goes back to it.
@@ -142,6 +144,7 @@ class Ledger:
             body["lineage"],
             tuple(self.staged_record(batch) for batch in body["batches"]),
             BatchOffsets.parse(body["offsets_text"]).ends,
+            state_key(body["commits_text"], body["batches"][-1]["batch"]),
         )
 
     def complete(self) -> Iterable[DecisionRecord]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from flinkish_spark.runtime.pins import PINS
 from flinkish_spark.runtime.spark_log import REPLAY
 from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger, Staged, StagedRecord
 from flinkish_spark.testing.simulation.outputs import Transaction, TransactionState
@@ -152,8 +151,8 @@ class ReplayChecks:
         return ""
 
     def _has_state(self, decision: DecisionRecord) -> bool:
-        keys = self._world.disk.objects
-        return f"{PINS}/{decision.checkpoint}.json" in keys
+        """Whether the state behind a checkpoint lies anywhere where the job looks for it."""
+        return any(key.endswith(f"/state/{decision.state}") for key in self._world.disk.objects)
 
 
 def is_alive(staged: Staged) -> bool:

@@ -116,8 +116,10 @@ class SimSparkLog(SparkLog):
         return SimSparkLog(self.store, name, self.root / name)
 
     def end_replay(self) -> None:
-        """Delete what replays have left, as the product does."""
-        cast(RenamingStore, self.store).delete_folder(REPLAY)
+        """Delete what replays have left, of this owner and of earlier ones."""
+        for folder in self.store.list(REPLAY):
+            if int(folder.rpartition("/")[2].partition("-")[0]) <= int(self.location.name):
+                cast(RenamingStore, self.store).delete_folder(folder)
 
     def began_at(self) -> LoggedOffsets:
         """Return what the log began with."""
