@@ -92,7 +92,8 @@ class Recovery:
             ownership.check,
         )
         self._on_confirmed, self._is_swept = on_confirmed, False
-        self._lost: dict[CheckpointId, CommittableLostError] = {}
+        #: What could not be confirmed, with the decision as it was then.
+        self._lost: dict[CheckpointId, tuple[Decision, CommittableLostError]] = {}
         self._unpinnable: set[CheckpointId] = set()
 
     def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
@@ -203,7 +204,7 @@ class Recovery:
             case R.Confirm(checkpoint):
                 self._confirm(decisions[checkpoint])
             case R.Replay(checkpoint):
-                self._replay(decisions[checkpoint])
+                self._replay(checkpoint)
             case R.Pin(checkpoint):
                 self._pin(decisions[checkpoint])
             case R.AbortStaged(attempts, reason):
@@ -262,17 +263,17 @@ class Recovery:
             self._confirmation.confirm(decision)
         except CommittableLostError as lost:
             LOG.warning("checkpoint %s cannot be confirmed as it is: %s", decision.checkpoint, lost)
-            self._lost[decision.checkpoint] = lost
+            self._lost[decision.checkpoint] = decision, lost
             return
         for batch in decision.batches:
             self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
         self._on_confirmed(decision.checkpoint)
 
-    def _replay(self, decision: Decision) -> None:
+    def _replay(self, checkpoint: CheckpointId) -> None:
         # What is staged again is confirmed by the next step, or found to be lost once more.
-        lost = self._lost[decision.checkpoint]
+        decision, lost = self._lost[checkpoint]
         self._replaying.replay(decision, lost, self._abort_sink, self._patiently)
-        del self._lost[decision.checkpoint]
+        del self._lost[checkpoint]
 
     def _refuse_order(self, reason: str) -> None:
         order = self._job_dir.rewind_order()

@@ -18,7 +18,12 @@ from functools import partial
 from typing import Any
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import CommittableLostError, FlinkishError, NotReplayableError
+from flinkish_spark.errors import (
+    CommittableLostError,
+    CorruptObjectError,
+    FlinkishError,
+    NotReplayableError,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId
@@ -84,8 +89,10 @@ class Replayer:
 
         Parameters
         ----------
+        decision
+            As it was when the confirmation found out what is lost.
         lost
-            What the confirmation found out.
+            What it found out.
         abort
             Aborts committables, for as long as it takes.
         patiently
@@ -98,7 +105,12 @@ class Replayer:
         Interrupted
             The job is being torn down.
         """
-        replay = _Replay(self, decision, lost)
+        known = self.job_dir.restaged(decision.checkpoint)
+        if known is not None and known.batches != decision.batches:
+            # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
+            LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
+            return
+        replay = _Replay(self, decision, lost, 1 if known is None else known.number + 1)
         plan = replay.plan()
         replay.check(patiently)
         LOG.warning("checkpoint %s is replayed: %s", decision.checkpoint, lost)
@@ -122,11 +134,12 @@ _RESTORE = "restore the job from before this checkpoint"
 
 @dataclass(frozen=True)
 class _Replay:
-    """One replay."""
+    """One replay; `number` is the next one as long as the decision is what it was."""
 
     parts: Replayer
     decision: Decision
     lost: CommittableLostError
+    number: int
 
     # -- what can be refused --------------------------------------------------------------------
     def plan(self) -> ReplayPlan:
@@ -150,7 +163,7 @@ class _Replay:
         if first != self.decision.batches[0].batch:
             raise self.refused(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
         if before is not None:
-            why = self.parts.owned.pins.why_not_restorable(before.checkpoint)
+            why = self._why_no_state(before)
             if why:
                 raise self.refused(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
         for batch in self.decision.batches:
@@ -162,6 +175,16 @@ class _Replay:
         why = patiently(partial(self.parts.owned.inputs.why_lost, position))
         if why:
             raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
+
+    def _why_no_state(self, before: Decision) -> str:
+        pins = self.parts.owned.pins
+        if before.checkpoint not in pins.pinned():
+            # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
+            try:
+                pins.pin(before)
+            except CorruptObjectError as gone:
+                return str(gone)
+        return pins.why_not_restorable(before.checkpoint)
 
     def refused(self, why: str, what_to_do: str) -> NotReplayableError:
         """Return the error that ends the job."""
@@ -240,11 +263,9 @@ class _Replay:
     def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
         """Make what was staged again what the checkpoint commits."""
         parts, checkpoint = self.parts, self.decision.checkpoint
-        known = parts.job_dir.restaged(checkpoint)
-        number = 1 if known is None else known.number + 1
         restaged = RestagedEpoch(
             checkpoint,
-            number,
+            self.number,
             parts.owned.ownership.epoch,
             parts.clock.wall_ms(),
             plan.sink,

@@ -154,8 +154,17 @@ class SparkLog:
         return begun
 
     def end_replay(self) -> None:
-        """Delete what replays have left, of any owner."""
-        shutil.rmtree(self.root / REPLAY, ignore_errors=True)
+        """Delete what replays have left, of this owner and of earlier ones.
+
+        Not of later ones: who is not the owner any more may find it out only after this.
+        """
+        folder, mine = self.root / REPLAY, int(self.location.name)
+        for name in _names_in(folder):
+            epoch = name.partition("-")[0]
+            if epoch.isdecimal() and int(epoch) <= mine:
+                shutil.rmtree(folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
     def began_at(self) -> LoggedOffsets:
         """Return where the sources stood before the first micro-batch, of those that have recorded it."""
@@ -185,6 +194,13 @@ class SparkLog:
             raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
         self.store.delete(f"{self.folder}/{entry}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from flinkish_spark.errors import EnvironmentFault, JobDirError
-from flinkish_spark.job_dir import REWIND_ORDER_KEY, REWINDING, JobDir
+from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.lineage import Tables
@@ -16,6 +16,7 @@ from flinkish_spark.runtime import rewinding
 from flinkish_spark.runtime.settings import Standby
 from flinkish_spark.store import ObjectMissing
 from flinkish_spark.testing.simulation.clock import SimClock
+from flinkish_spark.testing.simulation.destroying import goes_back
 from flinkish_spark.testing.simulation.drivers import Driver
 from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.invariants import Invariants
@@ -39,7 +40,7 @@ class Cluster:
         self.drivers: list[Driver] = []
         self._lock_holder: list[Process] = []
         self._is_start_due = False
-        world.strike = self._strike
+        world.strike, world.depose = self._strike, self._depose
 
     # -- starting -------------------------------------------------------------------------------
     def start(self, standby: Standby = Standby.REFUSE) -> Driver:
@@ -101,16 +102,24 @@ class Cluster:
         elif kind is K.STALLED_THREAD:
             world.scheduler.pause(world.chance.choice((50, 400, 2_000)) * US_PER_MS)
         else:
-            self._suspend(driver, kind)
+            self._suspend(driver.process)
+            if kind is K.ZOMBIE:
+                self._tell_others()
 
-    def _suspend(self, driver: Driver, kind: K) -> None:
+    def _suspend(self, process: Process) -> None:
         world = self._world
         length_ms = world.chance.choice((100, 800, 4_000))
-        driver.process.stopped_until_us = world.scheduler.now_us + length_ms * US_PER_MS
-        if kind is K.ZOMBIE:
-            # Another machine is told that this one is gone.
-            self._lock_holder.clear()
-            self.start_later(world.chance.choice((0, 20, 100)))
+        process.stopped_until_us = world.scheduler.now_us + length_ms * US_PER_MS
+
+    def _tell_others(self) -> None:
+        """Tell another machine that the owner is gone."""
+        self._lock_holder.clear()
+        self.start_later(self._world.chance.choice((0, 20, 100)))
+
+    def _depose(self, process: Process) -> None:
+        self._world.note("fault", f"{process.name} becomes a zombie")
+        self._suspend(process)
+        self._tell_others()
 
     # -- what people do -------------------------------------------------------------------------
     def people(self) -> None:
@@ -118,6 +127,9 @@ class Cluster:
         world = self._world
         while world.steps < world.scenario.chaos_steps:
             world.scheduler.pause(world.chance.choice((20, 60, 150)) * US_PER_MS)
+            if world.not_replayable is not None and world.chance.random() < 0.6:
+                # As its message tells them to.
+                self._order_rewind()
             driver, action = self.owner, world.chance.random()
             if driver is None or (action < 0.4 and not self._invariants.is_running):
                 continue
@@ -138,7 +150,7 @@ class Cluster:
                 world.layout += 1
                 world.note("people", f"stop {driver.process.name} for layout {world.layout}")
                 driver.supervisor.control.stop_with_checkpoint()
-            elif action < 0.66 and not self._goes_back():
+            elif action < 0.66 and not goes_back(world.disk):
                 world.note("people", f"retention deletes input below {world.input.committed}")
                 world.input.expire()
         self._bring_to_an_end()
@@ -153,13 +165,6 @@ class Cluster:
         self._world.told_to_end.add(driver.process.name)
         getattr(driver.supervisor.control, end)()
 
-    def _goes_back(self) -> bool:
-        """Whether an order waits or is carried out: what it was granted must stay."""
-        disk = self._world.disk
-        return REWIND_ORDER_KEY in disk.objects or any(
-            f"rewinds/{key.rpartition('/')[2]}" not in disk.objects for key in disk.list(REWINDING)
-        )
-
     def _order_rewind(self) -> None:
         """Order the job to go back to some checkpoint, as the command line does."""
         world, process = self._world, Process("cli")
@@ -168,7 +173,7 @@ class Cluster:
             return
         target = CheckpointId(world.chance.choice(complete[-4:]))
         tables = world.chance.choice((Tables.KEEP, Tables.RESTORE))
-        store = SimStore(world, process, self._invariants.wrote, lambda process: False)
+        store = SimStore(world, process, self._invariants, lambda process: False)
         log = SimSparkLog(store, "spark/0", Path("/simulated/spark/0"))
         clock = SimClock(world.scheduler, world.chance)
         name = f"{world.chance.getrandbits(128):032x}"
@@ -183,8 +188,10 @@ class Cluster:
     def _bring_to_an_end(self) -> None:
         """No more faults: the job must read all of its input, confirm it, and stop when told to."""
         world = self._world
-        world.faults.end()
+        world.calm()
         world.note("calm", "no more faults")
+        # What could not be replayed because of a fault can be now.
+        world.not_replayable = None
         for driver in self.drivers:
             driver.process.stopped_until_us = 0
         deadline_us = world.scheduler.now_us + _END_WITHIN_MS * US_PER_MS
@@ -193,7 +200,7 @@ class Cluster:
 
         def wait() -> None:
             world.scheduler.pause(_POLL_MS * US_PER_MS)
-            if world.is_refused:
+            if world.is_refused or self._is_lost_for_good():
                 world.scheduler.stop()
             if world.scheduler.now_us > deadline_us or world.steps > last_step:
                 world.broken(Rule.NO_DEAD_END.name, self._where())
@@ -222,9 +229,14 @@ class Cluster:
         return (
             self._world.input.committed == self._world.input.final
             and not self._is_unconfirmed()
-            and REWIND_ORDER_KEY not in disk.objects
-            and all(f"rewinds/{key.rpartition('/')[2]}" in disk.objects for key in disk.list(REWINDING))
+            and not goes_back(disk)
         )
+
+    def _is_lost_for_good(self) -> bool:
+        """Whether the job has ended since it cannot replay, and nobody has ordered it to go back."""
+        decision = self._invariants.ledger.commits.get(self._world.not_replayable or 0)
+        is_waiting = decision is not None and not decision.has_receipt and not decision.is_dead
+        return is_waiting and not goes_back(self._world.disk)
 
     def _is_unconfirmed(self) -> bool:
         commits = self._invariants.ledger.commits.values()

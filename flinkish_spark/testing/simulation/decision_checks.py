@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flinkish_spark.protocol.lineage import RewindKind, Tables
-from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger, Staged, StagedRecord
-from flinkish_spark.testing.simulation.outputs import Transaction, TransactionState
+from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger, StagedRecord
+from flinkish_spark.testing.simulation.outputs import Transaction
+from flinkish_spark.testing.simulation.replay_checks import is_alive, is_visible
 from flinkish_spark.testing.simulation.rules import Rule, require
 from flinkish_spark.testing.simulation.spark_files import BatchOffsets
 from flinkish_spark.testing.simulation.store_faults import Change, Moment
@@ -67,7 +68,7 @@ class DecisionChecks:
         if number < newest and change.moment is Moment.LATE:
             return
         self._require(number > newest, Rule.IDS_RISE, f"checkpoint {number} is decided after {newest}")
-        waiting = [d.checkpoint for d in self._ledger.commits.values() if not d.has_receipt]
+        waiting = [d.checkpoint for d in self._ledger.commits.values() if not d.has_receipt and not d.is_dead]
         self._require(not waiting, Rule.ONE_UNCONFIRMED, f"{number} is decided, {waiting} not confirmed")
         batches = [record.batch for record in decision.batches]
         self._require(
@@ -82,7 +83,7 @@ class DecisionChecks:
         self._check_barriers(decision)
         self._check_rows(decision)
         self._check_state(decision)
-        self._ledger.commits[number] = decision
+        self._ledger.commits[number], decision.starts = decision, self._ends
         self.next_batch = batches[-1] + 1
         self._ends = decision.ends
 
@@ -142,8 +143,11 @@ class DecisionChecks:
     def _check_visible(self, decision: DecisionRecord, rule: Rule) -> None:
         for staged in decision.all():
             is_meant = decision.shows(staged)
+            if isinstance(staged, Transaction) and staged.barrier_of is not None:
+                # One that is lost alone is given up: readers go by the next one.
+                is_meant = is_meant and id(staged) not in self._ledger.destroyed
             text = f"{staged.name} of {decision.checkpoint} is {'not ' if is_meant else ''}committed"
-            self._require(_is_visible(staged) is is_meant, rule, text)
+            self._require(is_visible(staged) is is_meant, rule, text)
 
     # -- micro-batches --------------------------------------------------------------------------
     def spark_committed(self, folder: str, batch: int, owner: int) -> None:
@@ -168,7 +172,7 @@ class DecisionChecks:
             records = [
                 r for r in self._ledger.staged.values() if (r.lineage, r.batch) == (self.lineage, batch)
             ]
-            alive = [r for r in records if all(_is_alive(one) for one in r.data())]
+            alive = [r for r in records if all(is_alive(one) for one in r.data())]
             self._require(
                 len(alive) == 1,
                 Rule.ROWS_STAGED_ONCE,
@@ -232,16 +236,6 @@ class DecisionChecks:
 
 def _places(start: Mapping[int, int], end: Mapping[int, int]) -> list[Place]:
     return [(p, offset) for p in sorted(end) for offset in range(start[p], end[p])]
-
-
-def _is_alive(staged: Staged) -> bool:
-    return staged.is_open if isinstance(staged, Transaction) else staged.is_there
-
-
-def _is_visible(staged: Staged) -> bool:
-    if isinstance(staged, Transaction):
-        return staged.state is TransactionState.COMMITTED
-    return staged.is_visible
 
 
 def _difference(found: Iterable[Place], expected: Iterable[Place]) -> str:

@@ -16,6 +16,7 @@ from flinkish_spark.errors import (
     InputLostError,
     InternalError,
     JobDirError,
+    NotReplayableError,
 )
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_dir import JobDir
@@ -164,7 +165,7 @@ class Driver:
         self.error: BaseException | None = None
         self.asked, self.answered = 0, 0
         chance = world.stream(f"driver-{number}")
-        store = SimStore(world, self.process, invariants.wrote, invariants.has_newer_owner)
+        store = SimStore(world, self.process, invariants, invariants.has_newer_owner)
         self.clock = SimClock(world.scheduler, chance)
         engine = SimEngine(
             world,
@@ -172,7 +173,7 @@ class Driver:
             self.process,
             self.jvm,
             store,
-            SimStore(world, self.jvm, invariants.wrote, invariants.has_newer_owner),
+            SimStore(world, self.jvm, invariants, invariants.has_newer_owner),
             lock_holder,
             world.layout,
             self.clock,
@@ -255,13 +256,24 @@ class Driver:
         if self._world.scenario.tearing is Tearing.VISIBLE:
             self._world.is_refused = isinstance(error, CorruptObjectError | JobDirError)
             expected = expected or self._world.is_refused
-        expected = expected and not isinstance(error, CommittableLostError | InputLostError)
+        if isinstance(error, CommittableLostError | InputLostError):
+            expected = isinstance(error, CommittableLostError) and self._is_lost(error)
         require(
             self._world,
             expected or self._is_zombie(),
             Rule.NO_SURPRISE,
             f"{self.process.name} ended with {type(error).__name__}: {error}",
         )
+
+    def _is_lost(self, error: CommittableLostError) -> bool:
+        """Whether decided data was destroyed and, if that is what the error says, cannot be replayed."""
+        replays, checkpoint = self._invariants.replays, int(str(error.facts["checkpoint"]))
+        if not isinstance(error, NotReplayableError):
+            return replays.is_lost(checkpoint)
+        why = replays.why_not(checkpoint, self.process)
+        if why and self._invariants.is_owner(self.process):
+            self._world.not_replayable = checkpoint
+        return bool(why)
 
     def _is_zombie(self) -> bool:
         """Whether somebody else has the job, so that what it reads may vanish under it."""

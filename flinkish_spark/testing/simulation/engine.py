@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.control_source import ControlFile
@@ -57,7 +58,7 @@ from flinkish_spark.testing.simulation.sinks import (
     SimTransactionClient,
     SinkCall,
 )
-from flinkish_spark.testing.simulation.spark import SimQuery
+from flinkish_spark.testing.simulation.spark import SimQuery, SimReplayQuery
 from flinkish_spark.testing.simulation.spark_files import SimSparkLog, fence
 from flinkish_spark.testing.simulation.world import World
 
@@ -103,6 +104,14 @@ class SimDeltaCommitter(DeltaCommitter):
         """Commit."""
         self._call.begins()
         return super().commit(checkpoint, committables)
+
+    def _commit(self, path: str, staged: list[Mapping[str, Any]], version: int) -> CommitAnswer:
+        answer = super()._commit(path, staged, version)
+        is_proven = answer.outcome is Outcome.LOST and self._epoch(path) < version
+        return replace(answer, is_proven_aborted=True) if is_proven else answer
+
+    def _epoch(self, path: str) -> int:
+        return int(self._tables.committed_version(path, self._app_id))
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Ask."""
@@ -315,19 +324,26 @@ class SimEngine:
         self._world.step("start query")
         if not self._jvm_process.is_alive:
             raise SparkGoneError("the simulated JVM is gone")
-        beginning = self._reseeding(log).beginning(JobDir(self._store).history().log_began_in)
+        beginning = self._beginning(log)
         self._invariants.query_started(self._driver, log.folder)
-        return SimQuery(
-            self._world,
-            self._driver,
-            self._jvm_process,
-            self._jvm_store,
-            log.folder,
-            write,
-            offered,
-            beginning,
-            lambda: self._invariants.query_ended(self._driver),
-        )
+        ended = functools.partial(self._invariants.query_ended, self._driver)
+        processes = (self._world, self._driver, self._jvm_process, self._jvm_store)
+        return SimQuery(*processes, log.folder, write, offered, beginning, ended)
+
+    def start_once(
+        self, log: SparkLog, write: Callable[[Any, int], None], offered: Callable[[], int]
+    ) -> SimQuery:
+        """Start the query thread of a replay in the JVM."""
+        self._world.step("start replay")
+        if not self._jvm_process.is_alive:
+            raise SparkGoneError("the simulated JVM is gone")
+        processes = (self._world, self._driver, self._jvm_process, self._jvm_store)
+        query = SimReplayQuery(*processes, log.folder, write, offered, self._beginning(log), lambda: None)
+        query.on_other_rows = functools.partial(self._invariants.replays.confused.add, self._driver)
+        return query
+
+    def _beginning(self, log: SparkLog) -> Beginning:
+        return self._reseeding(log).beginning(JobDir(self._store).history().log_began_in)
 
     def in_jvm(self, work: Callable[[], StageResult]) -> StageResult:
         """Run a Spark job from the driver's Python."""
@@ -374,8 +390,8 @@ class SimPlan:
         return self._engine.start(log, write, self._offered)
 
     def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Start nothing: nothing decided is lost in the simulated world."""
-        raise NotImplementedError
+        """Start a query for one micro-batch."""
+        return self._engine.start_once(log, write, self._offered)
 
 
 def _ends(position: LoggedOffsets) -> dict[int, int]:

@@ -47,6 +47,12 @@ class FaultKind(enum.Enum):
     HOOK_FAILURE = "hook failure"
     SAVEPOINT_FAILURE = "savepoint failure"
     LISTENER_FAILURE = "listener failure"
+    # What is decided is destroyed, so that it has to be replayed; and what keeps that from working.
+    DECIDED_EXPIRED = "decided transaction expired"
+    DECIDED_FILE_GONE = "decided file vacuumed"
+    EVIDENCE_GONE = "evidence gone"
+    DECIDED_INPUT_GONE = "decided input deleted"
+    OTHER_ORDER = "input in another order"
 
 
 #: Done to a process wherever it is; all others wait for an operation that they fit.
@@ -85,7 +91,7 @@ class FaultPlan:
         self._kinds, self._weights = list(weights), list(weights.values())
         self._armed = {kind for kind in RARE_FAULTS if kind in weights}
         self.counts: Counter[FaultKind] = Counter()
-        self.is_on = True
+        self.is_on = bool(self._kinds)
         self._left = self._gap()
 
     def _gap(self) -> int:
@@ -122,6 +128,10 @@ class FaultPlan:
     def arm(self, kind: FaultKind) -> None:
         """Let a fault strike at the next operation that it fits."""
         self._armed.add(kind)
+
+    def hurry(self, within: int) -> None:
+        """Draw the next fault after this many steps, unless it is due before."""
+        self._left = min(self._left, within)
 
     def end(self) -> None:
         """No faults from now on, not even armed ones."""

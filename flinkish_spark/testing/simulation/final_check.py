@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from flinkish_spark.protocol.lineage import RewindKind, Tables
+from flinkish_spark.runtime.spark_log import REPLAY
 from flinkish_spark.testing.simulation.input_topic import Row
 from flinkish_spark.testing.simulation.invariants import Invariants
+from flinkish_spark.testing.simulation.ledger import DecisionRecord
 from flinkish_spark.testing.simulation.outputs import MicroBatch, TransactionState
 from flinkish_spark.testing.simulation.rules import Rule
 from flinkish_spark.testing.simulation.scenario import SinkKind
@@ -15,22 +17,29 @@ from flinkish_spark.testing.simulation.world import InvariantBroken, World
 
 def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
     """Return what is wrong with the end of a run; None if nothing is."""
+    lost = invariants.ledger.commits.get(world.not_replayable or 0)
     for uid, kind in zip(world.scenario.sink_uids, world.scenario.sinks, strict=True):
         visible = _of_topic(world, uid) if kind is SinkKind.TRANSACTIONS else _of_table(world, uid)
         rows = [row for origin, row in visible if _left_behind(invariants, origin) is None]
-        trouble = _why_wrong(world, rows) if not world.is_refused else _why_double(rows)
+        if lost is not None and not world.is_refused:
+            trouble = _why_not_all_but_lost(invariants, lost, uid, rows)
+        else:
+            trouble = _why_wrong(world, rows) if not world.is_refused else _why_double(rows)
         if trouble:
             return InvariantBroken(Rule.EXACTLY_ONCE.name, f"{uid}: {trouble}")
         if kind is SinkKind.TABLE:
             kept = [origin for origin, _ in visible if _left_behind(invariants, origin)]
             if kept:
                 return InvariantBroken(Rule.TABLE_RESTORED.name, f"{uid}: rows of {kept[0]} are still there")
-    if world.is_refused:
+    if world.is_refused or lost is not None:
         return None
     for one in world.broker.open_ones():
         # What a zombie begins after that, nobody is there to sweep; the next start does.
         if one.began_us < world.told_to_stop_us or int(one.id.owner_epoch) == invariants.owner:
             return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{one.name} is still open")
+    left = world.disk.below(f"{REPLAY}/{invariants.owner}-")
+    if left:
+        return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{left[0]} is still there")
     return None
 
 
@@ -64,6 +73,22 @@ def _why_double(rows: list[Row]) -> str:
     seen = Counter(row.place for row in rows)
     twice = sorted(place for place, count in seen.items() if count > 1)
     return f"record {twice[0]} is visible {seen[twice[0]]} times" if twice else ""
+
+
+def _why_not_all_but_lost(invariants: Invariants, lost: DecisionRecord, uid: str, rows: list[Row]) -> str:
+    """Return why a job that could not replay has not left just that: everything before it is visible."""
+    double = _why_double(rows)
+    if double:
+        return double
+    live = [d for d in invariants.ledger.commits.values() if not d.is_dead and d is not lost]
+    if any(d.checkpoint > lost.checkpoint for d in live):
+        return f"something was decided behind checkpoint {lost.checkpoint}, which is lost"
+    wanted = {row for decision in live for record in decision.batches for row in record.rows(uid)}
+    may_be = {row for record in lost.batches for row in record.rows(uid)}
+    missing, extra = sorted(wanted - set(rows)), sorted(set(rows) - wanted - may_be)
+    if missing or extra:
+        return f"checkpoint {lost.checkpoint} is lost, but {missing[:1]} is missing, {extra[:1]} is there"
+    return ""
 
 
 def _why_wrong(world: World, rows: list[Row]) -> str:

@@ -23,12 +23,15 @@ class SimFrame:
         Called at every step of a Spark job over it; raises where the job is cancelled or fails.
     barriers
         Those of the stream that was selected.
+    is_replay
+        Whether it is staged again for a checkpoint that is decided.
     """
 
     rows: tuple[Row, ...]
     branches: tuple[tuple[int, ...], ...]
     job_step: Callable[[str, str], None]
     barriers: tuple[int, ...] = ()
+    is_replay: bool = False
 
     def persist(self) -> SimFrame:
         """Return the same rows."""
@@ -37,6 +40,24 @@ class SimFrame:
     def unpersist(self) -> SimFrame:
         """Return the same rows."""
         return self
+
+    # -- a job that only runs ---------------------------------------------------------------------
+    @property
+    def write(self) -> SimFrame:
+        """Return what writes the rows nowhere."""
+        return self
+
+    def format(self, name: str) -> SimFrame:
+        """Return the same."""
+        return self
+
+    def mode(self, name: str) -> SimFrame:
+        """Return the same."""
+        return self
+
+    def save(self) -> None:
+        """Run."""
+        self.job_step("task", "noop")
 
 
 def select_rows(frame: SimFrame, planned: PlannedSink, streams: int) -> SimFrame:

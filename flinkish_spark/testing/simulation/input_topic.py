@@ -37,7 +37,11 @@ class InputTopic:
 
     def expire(self) -> None:
         """Delete what the group has read: only a job that goes back could want it again."""
-        self.begins = dict(self.committed)
+        self.expire_to(self.committed)
+
+    def expire_to(self, ends: Mapping[int, int]) -> None:
+        """Delete what lies below `ends`."""
+        self.begins.update({p: max(at, self.begins.get(p, 0)) for p, at in ends.items()})
 
     def why_lost(self, ends: Mapping[int, int]) -> str:
         """Return why a reader that stands at `ends` cannot go on; empty if it can."""

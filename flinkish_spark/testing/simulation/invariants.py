@@ -13,9 +13,12 @@ from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.job_dir import REWINDING
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.runtime.pins import PINS
+from flinkish_spark.runtime.spark_log import REPLAY
 from flinkish_spark.testing.simulation.decision_checks import DecisionChecks
+from flinkish_spark.testing.simulation.destroying import DESTROYED, Destroyer
 from flinkish_spark.testing.simulation.ledger import Ledger, body_of
 from flinkish_spark.testing.simulation.outputs import StagedFile, Transaction, TransactionState
+from flinkish_spark.testing.simulation.replay_checks import ReplayChecks
 from flinkish_spark.testing.simulation.rules import Rule, require
 from flinkish_spark.testing.simulation.scheduler import Process
 from flinkish_spark.testing.simulation.sinks import TIMEOUT
@@ -30,6 +33,9 @@ class Invariants:
         self._world = world
         self.ledger = Ledger(world.broker, world.tables, world.scenario.sink_uids)
         self.decisions = DecisionChecks(world, self.ledger)
+        self.replays = ReplayChecks(world, self.ledger)
+        world.destroyer = Destroyer(world, self.ledger)
+        world.on_staged_again = self.staged_again
         world.broker.on_end = self._transaction_ended
         world.is_decided = lambda staged: id(staged) in self.ledger.decided
         for table in world.tables.values():
@@ -65,6 +71,16 @@ class Invariants:
         """Whether somebody has begun to take the job over from a process."""
         return self._newest_record > self.epochs.get(process, 0)
 
+    def reads(self, process: Process, key: str) -> None:
+        """Look at a read of the job directory by a driver."""
+        if process in self.epochs:
+            self.replays.read(self.epochs[process], key)
+
+    def staged_again(self, owner: int, sink: str, batch: int) -> None:
+        """Look at a sink that stages for a replay."""
+        if owner == self._newest_record:
+            self.replays.staged_again(sink, batch)
+
     def query_started(self, driver: Process, folder: str) -> None:
         """Note that a recovery is over and a query runs."""
         if self.is_owner(driver):
@@ -97,6 +113,10 @@ class Invariants:
             self._staged_changed(change)
         elif folder == "owners" and stem.isdecimal():
             self._newest_record = max(self._newest_record, int(stem))
+        elif folder == "restaged" and change.verb != "delete":
+            self.replays.restaged(body_of(self._world.disk.objects[key]), change, self.owner)
+        elif folder == REPLAY and change.process in self.epochs:
+            self.replays.changed(self.epochs[change.process], key)
         elif folder == "rewinds":
             self.decisions.rewound(body_of(self._world.disk.objects[key]))
         elif folder == PINS and change.verb == "delete" and stem.isdecimal():
@@ -157,7 +177,7 @@ class Invariants:
             return
         gone = self.ledger.staged.pop(change.key, None)
         for staged in gone.all() if gone is not None else ():
-            decision = self.ledger.decision_of(staged)
+            decision = self.ledger.decision_of(staged) or self.ledger.replaced.get(id(staged))
             if decision is not None:
                 may_go = decision.has_receipt
             elif isinstance(staged, Transaction):
@@ -208,7 +228,8 @@ class Invariants:
                 is_meant, Rule.BARRIERS_BOUND, f"the barrier record {transaction.barrier_of} is visible"
             )
             return
-        is_needed = decision is not None and decision.shows(transaction)
+        is_needed = decision is not None and decision.shows(transaction) and cause != DESTROYED
+        is_needed = is_needed and not self.replays.may_abort(transaction)
         self._require(not is_needed, Rule.NOTHING_REFERENCED, f"{name} is decided and was aborted: {cause}")
         if decision is not None:
             return
@@ -234,6 +255,7 @@ class Invariants:
         for file in files:
             is_decided = self.ledger.decision_of(file) is not None
             self._require(is_decided, Rule.DECISION_FIRST, f"{file.name} is visible")
+            self._require(file.is_there, Rule.NOTHING_REFERENCED, f"{file.name} is visible and gone")
             self._require(
                 not file.is_visible, Rule.EXACTLY_ONCE, f"{file.name} is added to its table a second time"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from flinkish_spark.testing.simulation.input_topic import Row
 from flinkish_spark.testing.simulation.outputs import Broker, StagedFile, Table, Transaction
-from flinkish_spark.testing.simulation.spark_files import BatchOffsets
+from flinkish_spark.testing.simulation.spark_files import BatchOffsets, state_key
 
 #: Something staged: a transaction, or a file of a table.
 Staged = Transaction | StagedFile
@@ -57,14 +57,25 @@ class DecisionRecord:
     checkpoint: int
     owner: int
     lineage: int
+    #: With what was staged again.
     batches: tuple[StagedRecord, ...]
     ends: Mapping[int, int]
+    #: The name of the state behind it.
+    state: str
+    #: Where its input begins.
+    starts: Mapping[int, int] = field(default_factory=dict)
     #: Counts by key behind it, for whoever goes back to it.
     counts: Mapping[int, int] = field(default_factory=dict)
     has_receipt: bool = False
     is_deleted: bool = False
     #: Whether a rewind left it behind.
     is_dead: bool = False
+    #: How often it was replayed.
+    replays: int = 0
+    #: Sinks of which something was destroyed, now or before a replay.
+    lost_sinks: set[str] = field(default_factory=set)
+    #: Whether the proof is gone of what became of something.
+    is_unproven: bool = False
 
     def all(self) -> Iterable[Staged]:
         """Return everything it names."""
@@ -73,6 +84,17 @@ class DecisionRecord:
     def shows(self, staged: Staged) -> bool:
         """Whether committing it makes something visible: all but barrier records of other checkpoints."""
         return not isinstance(staged, Transaction) or staged.barrier_of in (None, self.checkpoint)
+
+    def of_sink(self, sink: str) -> tuple[Staged, ...]:
+        """Return what it names of a sink, in the order in which it is committed."""
+        return tuple(one for record in self.batches for one in record.committables.get(sink, ()))
+
+    def sink_of(self, staged: Staged) -> str:
+        """Return the sink of something that it names."""
+        named = (
+            sink for record in self.batches for sink, ones in record.committables.items() if staged in ones
+        )
+        return next(named)
 
 
 class Ledger:
@@ -92,6 +114,10 @@ class Ledger:
         self.commits: dict[int, DecisionRecord] = {}
         #: What decisions name, by identity.
         self.decided: dict[int, DecisionRecord] = {}
+        #: What decisions named until something else was staged in its place, by identity.
+        self.replaced: dict[int, DecisionRecord] = {}
+        #: What was destroyed although it was decided, by identity.
+        self.destroyed: set[int] = set()
 
     def staged_record(self, body: Mapping[str, Any]) -> StagedRecord:
         """Return what a staged file says."""
@@ -118,6 +144,7 @@ class Ledger:
             body["lineage"],
             tuple(self.staged_record(batch) for batch in body["batches"]),
             BatchOffsets.parse(body["offsets_text"]).ends,
+            state_key(body["commits_text"], body["batches"][-1]["batch"]),
         )
 
     def complete(self) -> Iterable[DecisionRecord]:
@@ -127,6 +154,13 @@ class Ledger:
     def decision_of(self, staged: Staged) -> DecisionRecord | None:
         """Return the decision that names something staged."""
         return self.decided.get(id(staged))
+
+    def destroy(self, staged: Staged) -> None:
+        """Note that something decided is destroyed."""
+        decision = self.decided[id(staged)]
+        self.destroyed.add(id(staged))
+        if not isinstance(staged, Transaction) or staged.barrier_of is None:
+            decision.lost_sinks.add(decision.sink_of(staged))
 
     def pending(self, staged: Staged) -> list[StagedRecord]:
         """Return the staged files that name something."""

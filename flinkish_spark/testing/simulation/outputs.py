@@ -43,6 +43,8 @@ class Transaction:
     barrier_of: int | None = None
     #: Until when it is taken to live, because somebody is about to decide it.
     safe_until_us: int = 0
+    #: Whether its records can still be read: they tell what became of it.
+    has_evidence: bool = True
 
     @property
     def is_open(self) -> bool:

@@ -11,9 +11,13 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import Lineage
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.store import ObjectMissing
-from flinkish_spark.testing.simulation.spark_files import BatchOffsets, Counts, parse_state, state_key
-
-_FOLDER = "seeds-of-the-simulation"
+from flinkish_spark.testing.simulation.spark_files import (
+    BEGINNINGS,
+    BatchOffsets,
+    Counts,
+    parse_state,
+    state_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,12 @@ class SimReseeding:
                 raise CorruptObjectError(f"the simulated state {name} is gone") from None
             ends = dict(BatchOffsets.parse(decision.offsets_text).ends)
             beginning = Beginning(self._layout, ends, parse_state(state))
-        self._store.put(f"{_FOLDER}/{lineage}", beginning.data())
+        self._store.put(f"{BEGINNINGS}/{lineage}", beginning.data())
 
     def record(self, beginning: Beginning) -> None:
         """Note what the very first log begins with, at the first start."""
-        self._store.create_if_absent(f"{_FOLDER}/0", beginning.data())
+        self._store.create_if_absent(f"{BEGINNINGS}/0", beginning.data())
 
     def beginning(self, log_began_in: Lineage) -> Beginning:
         """Return what the log of a lineage began with."""
-        return Beginning.parse(self._store.read(f"{_FOLDER}/{log_began_in}"))
+        return Beginning.parse(self._store.read(f"{BEGINNINGS}/{log_began_in}"))

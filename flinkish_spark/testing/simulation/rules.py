@@ -34,7 +34,11 @@ class Rule(enum.Enum):
     NO_SURPRISE = "a process ends only with an error that its surroundings caused"
     NO_DEAD_END = "the job comes to its end once nothing fails any more"
     EXACTLY_ONCE = "in the end each record is visible exactly once in every sink, with the right state"
-    NO_LEFTOVERS = "a stopped job leaves no open transaction behind"
+    LOST_ALONE = "a replay stages again, and replaces, what is lost and nothing else"
+    ABORTED_FIRST = "what is lost can be committed by nobody before something is named in its place"
+    REPLAY_REPLACES = "what takes the place of lost data holds the same rows, before there is a receipt"
+    REPLAYS_APART = "nobody reads the folder of another owner's replay, or deletes a newer owner's"
+    NO_LEFTOVERS = "a stopped job leaves no open transaction and no folder of a replay behind"
 
 
 def require(world: World, holds: bool, rule: Rule, detail: str) -> None:

@@ -59,6 +59,10 @@ class Scenario:
         Faults end after this many steps.
     barrier_records
         Whether sinks with transactions write barrier records for jobs that are chained behind them.
+    destruction
+        How often what is decided is destroyed, in which way; empty in most runs.
+    mean_destruction_gap
+        Steps between two such faults, on the average.
     """
 
     seed: int
@@ -80,6 +84,8 @@ class Scenario:
     tearing: Tearing
     barrier_records: BarrierRecords
     weights: tuple[tuple[K, float], ...]
+    destruction: tuple[tuple[K, float], ...]
+    mean_destruction_gap: int
 
     @property
     def sink_uids(self) -> tuple[str, ...]:
@@ -120,6 +126,14 @@ WEIGHTS: dict[K, float] = {
     K.SAVEPOINT_FAILURE: 4,
     K.LISTENER_FAILURE: 1,
 }
+#: The same of faults that destroy what is decided: drawn on their own, so that runs without them stay.
+DESTRUCTION: dict[K, float] = {
+    K.DECIDED_EXPIRED: 4,
+    K.DECIDED_FILE_GONE: 3,
+    K.EVIDENCE_GONE: 1,
+    K.DECIDED_INPUT_GONE: 1,
+    K.OTHER_ORDER: 1,
+}
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -156,6 +170,7 @@ def draw_scenario(seed: int) -> Scenario:
     )
     tearing = Tearing.VISIBLE if chance.random() < 0.06 else Tearing.HIDDEN
     weights = _weights(chance, tearing)
+    destruction, gap = _destruction(random.Random(f"{seed}/destruction"))
     return Scenario(
         seed=seed,
         checkpoint=checkpoint,
@@ -176,6 +191,8 @@ def draw_scenario(seed: int) -> Scenario:
         tearing=tearing,
         barrier_records=chance.choice((BarrierRecords.NONE, BarrierRecords.EACH_CHECKPOINT)),
         weights=weights,
+        destruction=destruction,
+        mean_destruction_gap=gap,
     )
 
 
@@ -185,3 +202,13 @@ def _weights(chance: random.Random, tearing: Tearing) -> tuple[tuple[K, float], 
     if tearing is Tearing.VISIBLE:
         kept[K.TORN_OBJECT] = 6
     return tuple(kept.items() if kept else WEIGHTS.items())
+
+
+def _destruction(chance: random.Random) -> tuple[tuple[tuple[K, float], ...], int]:
+    """Return how what is decided is destroyed: not at all in every other run."""
+    gap = chance.choice((60, 200))
+    if chance.random() < 0.5:
+        return (), gap
+    # Most replays must succeed, since a job that cannot replay has seen its end.
+    kept = {K.EVIDENCE_GONE: 0.2, K.DECIDED_INPUT_GONE: 0.2, K.OTHER_ORDER: 0.5}
+    return tuple((k, w) for k, w in DESTRUCTION.items() if chance.random() < kept.get(k, 1)), gap

@@ -77,6 +77,11 @@ class SimTransactionClient:
         if trouble is K.SINK_UNAVAILABLE or self._call.is_cut_off:
             return CommitAnswer(Outcome.RETRY, "the simulated broker does not answer")
         found = world.broker.transactions[one.evidence.offset]
+        if contrary is Outcome.LOST:
+            world.destroyer.about_to_commit(found)
+        if not found.has_evidence:
+            outcome = Outcome.LOST if contrary is Outcome.LOST else Outcome.ALREADY_COMMITTED
+            return CommitAnswer(outcome, f"the records of {name} are gone")
         was_open = found.is_open
         # A handle ends whatever is open under its id and epoch, whether that is what it means or not.
         newest = world.broker.newest[name]
@@ -98,6 +103,8 @@ class SimTransactionClient:
         answers = {}
         for one in ones:
             found = world.broker.transactions[one.evidence.offset]
+            if not self._call.is_question:
+                world.destroyer.about_to_commit(found)
             if self._may_die(found) and world.struck(K.TRANSACTION_EXPIRED):
                 world.broker.end(found, TransactionState.ABORTED, TIMEOUT)
             found.safe_until_us = world.scheduler.now_us + _DECIDED_WITHIN_US
@@ -165,6 +172,8 @@ class SimDeltaCommits:
                 and self._world.struck(K.STAGED_FILE_GONE)
             ):
                 file.is_there = False
+            if not self._call.is_question:
+                self._world.destroyer.about_to_add(file)
         return [file.name for file in files if not file.is_there]
 
     def info(self, path: str) -> None:
@@ -246,12 +255,15 @@ class _SimWriter(SinkWriter):
     def _run_tasks(self, request: StageRequest) -> StageResult:
         world, frame = self._world, cast(SimFrame, request.rows)
         scenario = world.scenario
+        if frame.is_replay:
+            world.on_staged_again(int(self._context.owner_epoch), self._context.uid, int(request.batch))
         acks, payloads = [], []
         barriers = _barriers(world, frame)
         for task in range(scenario.tasks):
             rows = [row for row in frame.rows if row.key % scenario.tasks == task]
             digest = sum(hash(row) for row in rows)
-            if len(scenario.sinks) > scenario.scans and world.struck(K.ROWS_DIFFER):
+            is_compared = len(scenario.sinks) > scenario.scans and not frame.is_replay
+            if is_compared and world.struck(K.ROWS_DIFFER):
                 digest += 1
             frame.job_step("task", f"{self._context.uid} {request.lineage}/{request.batch} task {task}")
             payloads += self._write(request, frame, task, rows)

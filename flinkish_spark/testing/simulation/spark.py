@@ -9,7 +9,7 @@ across the boundary between the processes, so either side may die while the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.errors import FlinkishError, SparkGoneError
@@ -63,6 +63,9 @@ class SimQuery:
     on_stop
         Told when it has ended because somebody stopped it.
     """
+
+    #: Whether it stages again what is decided.
+    is_replay = False
 
     def __init__(
         self,
@@ -199,17 +202,11 @@ class SimQuery:
         self, batch: int, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
     ) -> dict[int, int]:
         world = self._world
-        after = dict(counts)
-        rows = []
-        for partition, first in start.ends.items():
-            for offset in range(first, end.ends[partition]):
-                key = world.input.key(partition, offset)
-                after[key] = after.get(key, 0) + 1
-                rows.append(Row(partition, offset, key, after[key]))
+        rows, after = self._rows(start, end, counts)
         branches = tuple(
             (now,) if now > before else () for before, now in zip(start.controls, end.controls, strict=True)
         )
-        frame = SimFrame(tuple(rows), branches, self._step)
+        frame = SimFrame(rows, branches, self._step, is_replay=self.is_replay)
         world.call(self._driver, lambda: self._write(frame, batch), _DriverGone)
         self._step("state", f"version {batch + 1}")
         unique_id = f"{world.chance.getrandbits(48):012x}"
@@ -217,6 +214,26 @@ class SimQuery:
         self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after))
         self._add(COMMITS, batch, text)
         return after
+
+    def _rows(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        """Return what the operator emits, and its state behind it."""
+        lost = self._world.input.why_lost(start.ends)
+        if lost:
+            raise QueryFailed(f"simulated records are gone: {lost}")
+        return self._counted(start, end, counts, list(start.ends))
+
+    def _counted(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int], partitions: Sequence[int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        after, rows = dict(counts), []
+        for partition in partitions:
+            for offset in range(start.ends[partition], end.ends[partition]):
+                key = self._world.input.key(partition, offset)
+                after[key] = after.get(key, 0) + 1
+                rows.append(Row(partition, offset, key, after[key]))
+        return tuple(rows), after
 
     def _add(self, log: str, batch: int, text: str) -> None:
         key = f"{self._folder}/{log}/{batch}"
@@ -250,6 +267,31 @@ class SimQuery:
             if self._is_old(key.rpartition("/")[2], highest):
                 self._world.note("cleaned late", key)
                 disk.delete(key)
+
+
+class SimReplayQuery(SimQuery):
+    """A query that runs the newest logged micro-batch, and ends, as Spark's trigger(once) does."""
+
+    is_replay = True
+    #: Called if rows come out otherwise than at first.
+    on_other_rows: Callable[[], None] = staticmethod(lambda: None)
+
+    def _stream(self) -> None:
+        batch, start, pending, counts = self._populate()
+        end = pending or self._construct(batch, start)
+        if end is not None:
+            self._execute(batch, start, end, counts)
+
+    def _rows(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        rows, after = super()._rows(start, end, counts)
+        if self._world.struck(K.OTHER_ORDER):
+            others, after = self._counted(start, end, counts, list(reversed(start.ends)))
+            if set(others) != set(rows):
+                self.on_other_rows()
+            return others, after
+        return rows, after
 
 
 def _gone() -> SparkGoneError:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from flinkish_spark.errors import FencedError
-from flinkish_spark.protocol.ids import Lineage
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.runtime.ownership import Ownership
-from flinkish_spark.runtime.spark_log import OFFSET_KEY, SparkLog
+from flinkish_spark.runtime.spark_log import OFFSET_KEY, REPLAY, LoggedOffsets, SparkLog
 from flinkish_spark.store import Store
 from flinkish_spark.testing.simulation.input_topic import TOPIC
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
 
+#: Folder of what each log of Spark's began with, by lineage.
+BEGINNINGS = "beginnings"
 #: Counts by key: the operator's state.
 Counts = Mapping[int, int]
 
@@ -73,6 +76,9 @@ class RenamingStore(Store, Protocol):
     def rename_folder(self, folder: str, other: str) -> None:
         """Move everything below `folder` at once."""
 
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below `folder`."""
+
 
 class SimSparkLog(SparkLog):
     """The product's :class:`SparkLog`, where it needs more of a file system than a store has."""
@@ -100,6 +106,26 @@ class SimSparkLog(SparkLog):
             for folder in self.store.list(aside):
                 self._clear(folder)
             self.store.delete(f"{aside}/metadata")
+
+    # -- replays --------------------------------------------------------------------------------
+    def begin_replay(self, checkpoint: CheckpointId) -> SimSparkLog:
+        """Return a log beside this one."""
+        self.end_replay()
+        name = f"{REPLAY}/{self.location.name}-{checkpoint}"
+        self.store.put(f"{name}/metadata", b"{}")
+        return SimSparkLog(self.store, name, self.root / name)
+
+    def end_replay(self) -> None:
+        """Delete what replays have left, of this owner and of earlier ones."""
+        for folder in self.store.list(REPLAY):
+            if int(folder.rpartition("/")[2].partition("-")[0]) <= int(self.location.name):
+                cast(RenamingStore, self.store).delete_folder(folder)
+
+    def began_at(self) -> LoggedOffsets:
+        """Return what the log began with."""
+        lineage = JobDir(self.store).history().log_began_in
+        beginning = json.loads(self.store.read(f"{BEGINNINGS}/{lineage}"))
+        return LoggedOffsets(({TOPIC: {str(p): at for p, at in beginning["ends"]}},))
 
     def _clear(self, folder: str) -> None:
         for key in self.store.list(folder):

@@ -51,6 +51,16 @@ class Effect(Protocol[T_co]):
         """Do it now."""
 
 
+class Witness(Protocol):
+    """Looks at what happens to the job directory."""
+
+    def wrote(self, change: Change) -> None:
+        """Look at a change."""
+
+    def reads(self, process: Process, key: str) -> None:
+        """Look at a read."""
+
+
 class SimStore:
     """A :class:`~flinkish_spark.store.Store` of one process on the run's one disk.
 
@@ -58,8 +68,8 @@ class SimStore:
     ----------
     process
         Who calls; dies of a torn write.
-    wrote
-        Told of every change, after it.
+    witness
+        Told of every change, after it, and of every read.
     is_lost
         Whether a process has lost the job.
     """
@@ -68,10 +78,11 @@ class SimStore:
         self,
         world: World,
         process: Process,
-        wrote: Callable[[Change], None],
+        witness: Witness,
         is_lost: Callable[[Process], bool],
     ) -> None:
-        self._world, self._process, self._wrote, self._is_lost = world, process, wrote, is_lost
+        self._world, self._process, self._is_lost = world, process, is_lost
+        self._wrote, self._reads = witness.wrote, witness.reads
         self._disk = world.disk
 
     def read(self, key: str) -> bytes:
@@ -79,6 +90,7 @@ class SimStore:
         self._world.step("store read", key)
         if self._world.struck(K.FAILED_READ):
             raise _failed("read", key)
+        self._reads(self._process, key)
         return self._disk.read(key)
 
     def list(self, prefix: str) -> tuple[str, ...]:
@@ -122,6 +134,14 @@ class SimStore:
 
         self._change("delete", key, effect, None)
 
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below `folder`, one after the other, as far as it goes."""
+        for key in self._disk.below(folder):
+            has_job = not self._is_lost(self._process)
+            self._world.step("store delete", key)
+            self._disk.delete(key)
+            self._wrote(Change(self._process, "delete", key, Moment.CALLED, has_job))
+
     def rename_folder(self, folder: str, other: str) -> None:
         """Move everything below `folder` at once."""
 
@@ -132,6 +152,8 @@ class SimStore:
 
     def _change(self, verb: str, key: str, effect: Effect[T], data: bytes | None) -> T:
         world = self._world
+        if key.startswith("restaged/") and verb != "delete":
+            world.destroyer.about_to_finish(self._process)
         world.step(f"store {verb}", key)
         if data is None:
             trouble = world.struck(K.LOST_REPLY, K.REFUSED_WRITE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flinkish_spark.testing.simulation.faults import FaultKind, FaultPlan
 from flinkish_spark.testing.simulation.input_topic import InputTopic
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
-from flinkish_spark.testing.simulation.outputs import Broker, Table
+from flinkish_spark.testing.simulation.outputs import Broker, StagedFile, Table, Transaction
 from flinkish_spark.testing.simulation.scenario import Scenario
 from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process, ProcessDied, Scheduler
 from flinkish_spark.testing.simulation.worker_pool import WorkerPool
@@ -26,6 +26,30 @@ class InvariantBroken(AssertionError):
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.detail}"
+
+
+class DestroysDecided(Protocol):
+    """Destroys what is decided, right before somebody wants to commit it."""
+
+    def about_to_commit(self, one: Transaction) -> None:
+        """Perhaps end a decided transaction, and others with it."""
+
+    def about_to_add(self, one: StagedFile) -> None:
+        """Perhaps delete a decided file, and others with it."""
+
+    def about_to_finish(self, process: Process) -> None:
+        """Perhaps let the write that finishes a replay go wrong."""
+
+
+class _DestroysNothing:
+    def about_to_commit(self, one: Transaction) -> None:
+        """Do nothing."""
+
+    def about_to_add(self, one: StagedFile) -> None:
+        """Do nothing."""
+
+    def about_to_finish(self, process: Process) -> None:
+        """Do nothing."""
 
 
 class World:
@@ -45,6 +69,10 @@ class World:
         self.scenario, self.trace = scenario, trace
         self.scheduler = Scheduler(self.stream("order"), pool)
         self.faults = FaultPlan(self.stream("faults"), dict(scenario.weights), scenario.mean_fault_gap)
+        self.destruction = FaultPlan(
+            self.stream("destruction"), dict(scenario.destruction), scenario.mean_destruction_gap
+        )
+        self.destruction.counts = self.faults.counts
         self.chance = self.stream("world")
         self._latency = self.stream("latency").random
         self.disk = MemoryStore()
@@ -61,12 +89,20 @@ class World:
         self.told_to_end: set[str] = set()
         #: Does a fault of PROCESS_FAULTS; set by whoever owns the processes.
         self.strike: Callable[[FaultKind], None] = lambda kind: None
+        #: Suspends a process and gives its lock to another one; set by whoever owns the processes.
+        self.depose: Callable[[Process], None] = lambda process: None
         #: What the running micro-batch has staged and no file names yet, by identity.
         self.in_flight: set[int] = set()
         #: What the master hook gave, by checkpoint id.
         self.hook_states: dict[int, dict[str, int]] = {}
         #: Whether a decision names something staged; set by whoever knows.
         self.is_decided: Callable[[object], bool] = lambda staged: False
+        #: Destroys what is decided; set by whoever knows what that is.
+        self.destroyer: DestroysDecided = _DestroysNothing()
+        #: Told of a sink that stages for a replay: its owner, uid and micro-batch; set by whoever looks.
+        self.on_staged_again: Callable[[int, str, int], None] = lambda owner, sink, batch: None
+        #: The checkpoint that the last driver could not replay, rightly; None if none did since then.
+        self.not_replayable: int | None = None
 
     def stream(self, name: str) -> random.Random:
         """Return chance that belongs to one purpose, so that others do not shift it."""
@@ -88,6 +124,7 @@ class World:
             self.faults.counts[kind] += 1
             self.note("fault", kind.value)
             self.strike(kind)
+        self.destruction.step()
         # Most operations are quick, some are slow.
         self.scheduler.pause(int(self._latency() ** 4 * 6_000))
         if self.trace is not None:
@@ -103,10 +140,15 @@ class World:
 
     def struck(self, *kinds: FaultKind) -> FaultKind | None:
         """Return which of these faults strikes here."""
-        kind = self.faults.any_of(*kinds)
+        kind = self.faults.any_of(*kinds) or self.destruction.any_of(*kinds)
         if kind is not None:
             self.note("fault", kind.value)
         return kind
+
+    def calm(self) -> None:
+        """Let nothing fail from now on."""
+        self.faults.end()
+        self.destruction.end()
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Do something at a later time, by nobody; it must not wait."""
