@@ -2,13 +2,15 @@
 
 Speaks lines of JSON over a Unix socket. Commands name a job: ``begin`` (open a window, maybe with a
 fault), ``end`` (close it and tell what came by), ``trigger`` (ask for a checkpoint), ``start`` (again,
-after it ended). Events: ``up``, ``reached``, ``fired``, ``trace``, ``answer``, ``ended``.
+after it ended), ``exit`` (the process ends). Events: ``up``, ``begun``, ``reached``, ``fired``, ``trace``,
+``answer``, ``ended``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -28,11 +30,13 @@ from flinkish_spark import (
     Json,
     KafkaSource,
     StreamExecutionEnvironment,
-    configure_spark_with_jars,
 )
 from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.errors import FlinkishError
+from flinkish_spark.jars import pinned_jars, shim_jar
+from flinkish_spark.session import DELTA_CONF
 from tests.crash.sweep import hooks
-from tests.crash.sweep.places import Fleet, Place
+from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.switch import Switch
@@ -71,6 +75,13 @@ class JobUnderTest:
         """Start the job; how it ends is told."""
         self._client = self._environment().execute_async()
         threading.Thread(target=self._wait, args=(self._client,), daemon=True).start()
+
+    def cancel(self) -> None:
+        """End the job without a last checkpoint."""
+        if self._client is not None:
+            self._client.cancel()
+            with contextlib.suppress(FlinkishError):
+                self._client.wait(20_000)
 
     def _wait(self, client: JobClient) -> None:
         try:
@@ -138,6 +149,7 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
+        .config("spark.driver.extraJavaOptions", os.environ[JVM_VARIABLE])
         .config("spark.local.dir", str(fleet.scratch / "local"))
         .config("spark.sql.warehouse.dir", str(fleet.scratch / "warehouse"))
         .config("spark.databricks.delta.snapshotPartitions", "1")
@@ -146,7 +158,9 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
-    spark = configure_spark_with_jars(builder, fleet.jars).getOrCreate()
+    # On the class path and not as `spark.jars`: only classes of the JVM's own loader can be archived.
+    jars = ":".join(str(jar) for jar in [shim_jar(), *pinned_jars(fleet.jars)])
+    spark = builder.config(map={**DELTA_CONF, "spark.driver.extraClassPath": jars}).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -182,7 +196,12 @@ def main() -> None:
     channel.tell("up")
     for line in channel.commands:
         command = json.loads(line)
+        if command["op"] == "exit":
+            break
         jobs[command["job"]].obey(command)
+    for job in jobs.values():
+        job.cancel()
+    spark.stop()
 
 
 def _told_by(channel: Channel, job: str) -> Callable[..., None]:

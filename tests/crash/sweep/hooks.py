@@ -168,6 +168,13 @@ class _WatchedConnection(sqlite3.Connection):
             return
         _on_sql(self._switch, "COMMIT", super().commit)
 
+    def __exit__(self, kind: Any, *error: Any) -> Any:
+        # SQLite's own does not come by `commit`.
+        if kind is not None:
+            return super().__exit__(kind, *error)
+        self.commit()
+        return False
+
 
 class _WatchedCursor(sqlite3.Cursor):
     def __init__(self, switch: Switch, connection: sqlite3.Connection) -> None:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PARTITIONS = 2
+#: Where the process under test finds the options of its JVM.
+JVM_VARIABLE = "FLINKISH_SWEEP_JVM"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _SETTLES_S = 120.0
 _ASKS_AGAIN_S = 35.0
 _ORDERS = 8
 _MARKERS_S = 1.0
+_STAGES_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class Subject:
         for order in islice(self._orders, count):
             partition = sum(order.key) % PARTITIONS
             sent.append(
-                self._producer.send(self.place.source_topic, key=order.key, value=order.value, partition=partition)
+                self._producer.send(
+                    self.place.source_topic, key=order.key, value=order.value, partition=partition
+                )
             )
             self._fed[partition].append(order.value)
         for future in sent:
@@ -74,6 +77,14 @@ class Subject:
 
     def _expected(self) -> Counter[Total]:
         return self.sink.expected(value for values in self._fed for value in values)
+
+    def _feed_and_trigger(self, life: Life) -> None:
+        """Send orders, and ask for a checkpoint when a micro-batch with them is staged."""
+        self.feed()
+        deadline = time.monotonic() + _STAGES_S
+        while time.monotonic() < deadline and not any(self.place.job_dir.glob("staged/*/*.json")):
+            time.sleep(0.05)
+        life.say(self.place.sink, "trigger")
 
     # -- judging --------------------------------------------------------------------------------
     def too_early(self) -> Verdict:
@@ -90,7 +101,9 @@ class Subject:
         seen, wanted = self._looker.look(), self._expected()
         missing, surplus = wanted - seen, seen - wanted
         decided, weight = self._decided(), self.sink.weight(seen)
-        detail = [f"missing {row}" for row in list(missing)[:2]] + [f"surplus {row}" for row in list(surplus)[:2]]
+        detail = [f"missing {row}" for row in list(missing)[:2]] + [
+            f"surplus {row}" for row in list(surplus)[:2]
+        ]
         if decided != weight:
             detail.append(f"{weight} rows visible, {decided} decided")
         return Verdict(missing.total(), surplus.total(), int(decided != weight), "; ".join(detail))
@@ -109,9 +122,24 @@ class Subject:
         return True
 
     # -- running --------------------------------------------------------------------------------
+    def recover(self, life: Life) -> Verdict:
+        """Let a job that has just been started become right."""
+        life.say(self.place.sink, "trigger")
+        return self.settle(life)
+
+    def warm_up(self, life: Life, checkpoints: int) -> Verdict:
+        """Take some checkpoints, so that there is something to clean away."""
+        for _ in range(checkpoints):
+            self._feed_and_trigger(life)
+            verdict = self.settle(life)
+        return verdict
+
     def settle(self, life: Life) -> Verdict:
-        """Ask for checkpoints until everything that was fed is visible once; else say what is wrong."""
-        deadline, asked = time.monotonic() + _SETTLES_S, 0.0
+        """Ask for checkpoints until everything that was fed is visible once; else say what is wrong.
+
+        One has been asked for already.
+        """
+        deadline, asked = time.monotonic() + _SETTLES_S, time.monotonic()
         while time.monotonic() < deadline:
             if time.monotonic() - asked > _ASKS_AGAIN_S:
                 life.say(self.place.sink, "trigger")
@@ -140,8 +168,7 @@ class Subject:
         """Run the job into a kill; return whether it came to the point, and stands there frozen."""
         sink = self.place.sink
         life.begin(sink, run)
-        self.feed()
-        life.say(sink, "trigger")
+        self._feed_and_trigger(life)
         deadline, tries = time.monotonic() + patience_s, 2
         while time.monotonic() < deadline:
             event = life.next(sink, 0.1)
@@ -156,8 +183,7 @@ class Subject:
                 tries -= 1
                 if not tries:
                     return False
-                self.feed()
-                life.say(sink, "trigger")
+                self._feed_and_trigger(life)
         return False
 
     def under_fault(self, life: Life, run: Run) -> tuple[bool, Verdict]:
@@ -165,8 +191,7 @@ class Subject:
         self.notes.clear()
         life.begin(self.place.sink, run)
         for _ in range(2):
-            self.feed()
-            life.say(self.place.sink, "trigger")
+            self._feed_and_trigger(life)
             verdict = self.settle(life)
             if "fired" in self.notes or not verdict.is_exact:
                 break
@@ -175,8 +200,7 @@ class Subject:
     def trace(self, life: Life) -> list[Call]:
         """Return the calls of one checkpoint."""
         life.begin(self.place.sink, None)
-        self.feed()
-        life.say(self.place.sink, "trigger")
+        self._feed_and_trigger(life)
         self.settle(life)
         # What is done behind the answer: pins, and cleaning.
         time.sleep(1.5)
