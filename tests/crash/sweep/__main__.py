@@ -32,13 +32,13 @@ def chooser(sample: int, faults: Sequence[Fault], points: str) -> Callable[[Sequ
 
 
 def summary(
-    sinks: Sequence[str], results: Path, choose: Callable[[Sequence[Run]], list[Run]]
+    sinks: Sequence[str], results: Path, code: str, choose: Callable[[Sequence[Run]], list[Run]]
 ) -> dict[str, Any]:
     """Return the JSON line."""
     line: dict[str, Any] = {"sinks": {}, "lost": 0, "duplicated": 0, "partial_checkpoints": 0}
-    left = not_met = 0
+    left = not_met = stuck = 0
     for sink in sinks:
-        file = Results(results / f"{sink}.jsonl", revision())
+        file = Results(results / f"{sink}.jsonl", code)
         calls, found = file.trace or [], file.all()
         planned = [*choose(fault_runs(calls)), *choose(kill_runs(calls))]
         line["sinks"][sink] = {
@@ -48,10 +48,11 @@ def summary(
         left += sum(run not in found for run in planned) + (not calls)
         not_met += sum(not result.is_met for result in found.values())
         for result in found.values():
+            stuck += result.verdict.stuck
             line["lost"] += result.verdict.lost
             line["duplicated"] += result.verdict.duplicated
             line["partial_checkpoints"] += result.verdict.partial
-    return {**line, "not_met": not_met, "left": left}
+    return {**line, "stuck": stuck, "not_met": not_met, "left": left}
 
 
 def main() -> int:
@@ -71,12 +72,12 @@ def main() -> int:
             (args.directory / f"{sink}.jsonl").unlink(missing_ok=True)
     choose = chooser(args.sample, [Fault(name) for name in args.faults.split(",")], args.points)
     deadline = began + args.minutes * 60
-    work = args.directory / "work"
-    Sweep(Plan(work, args.directory, revision(), sinks, choose, deadline)).run()
-    line = summary(sinks, args.directory, choose)
+    code = revision()
+    Sweep(Plan(args.directory / "work", args.directory, code, sinks, choose, deadline)).run()
+    line = summary(sinks, args.directory, code, choose)
     print(json.dumps({**line, "seconds": round(time.monotonic() - began)}))
-    is_wrong = line["lost"] or line["duplicated"] or line["partial_checkpoints"]
-    return 1 if is_wrong or line["left"] else 0
+    wrong = ("lost", "duplicated", "partial_checkpoints", "stuck", "left")
+    return 1 if any(line[name] for name in wrong) else 0
 
 
 if __name__ == "__main__":

@@ -135,7 +135,9 @@ class JobUnderTest:
 
     def _trigger(self) -> None:
         assert self._client is not None
-        answer = self._client.trigger_checkpoint().wait(60_000)
+        answer = self._client.trigger_checkpoint().wait(600_000)
+        if answer is None:
+            return
         checkpoint = None if answer.checkpoint is None else int(answer.checkpoint)
         self._tell("answer", kind=answer.kind.value, checkpoint=checkpoint, text=answer.text)
 

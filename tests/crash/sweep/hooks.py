@@ -130,10 +130,26 @@ def hook_files(jobs: Jobs) -> None:
         else:
             return
         found = jobs.of_path(path)
-        if found is not None and found[0].on_file(f"{event} {found[1]}") is Fault.FAIL:
+        if found is None:
+            return
+        effect = Effect.WRITE if _changes(event, path) else Effect.READ
+        if found[0].on_file(f"{event} {found[1]}", effect) is Fault.FAIL:
             raise OSError(5, _OUTAGE, str(path))
 
     sys.addaudithook(audit)
+
+
+def _changes(event: str, path: str) -> bool:
+    """Return whether a system call will change anything, by what is there."""
+    match event:
+        case "os.mkdir":
+            return not os.path.lexists(path)
+        case "os.remove":
+            return os.path.lexists(path)
+        case "os.rmdir":
+            return os.path.isdir(path) and not os.listdir(path)
+        case _:
+            return True
 
 
 # -- SQLite -----------------------------------------------------------------------------------------

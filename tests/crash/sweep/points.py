@@ -153,14 +153,19 @@ def kill_runs(calls: Iterable[Call]) -> list[Run]:
 
 
 def fault_runs(calls: Iterable[Call]) -> list[Run]:
-    """Return every other fault of every call of a trace."""
+    """Return every other fault of every call of a trace.
+
+    A call that only reads just fails: for its caller that is what a lost answer is, and reading twice
+    changes nothing.
+    """
     calls = list(calls)
     last = Counter(call.name for call in calls)
     return [
         Run(point, fault)
         for point, call in points_of(calls)
         for fault in IN_PROCESS[call.layer]
-        if _MANY not in call.name or point.occurrence in (1, last[call.name])
+        if (call.effect is Effect.WRITE or fault is Fault.FAIL)
+        and (_MANY not in call.name or point.occurrence in (1, last[call.name]))
     ]
 
 

@@ -47,6 +47,7 @@ class Result:
             "lost": self.verdict.lost,
             "duplicated": self.verdict.duplicated,
             "partial": self.verdict.partial,
+            "stuck": self.verdict.stuck,
             "detail": self.verdict.detail,
             "seconds": round(self.seconds, 1),
             "note": self.note,
@@ -55,7 +56,7 @@ class Result:
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Result:
         run = Run(Point.parse(line["point"]), Fault(line["fault"]))
-        verdict = Verdict(line["lost"], line["duplicated"], line["partial"], line["detail"])
+        verdict = Verdict(*(line[name] for name in ("lost", "duplicated", "partial", "stuck", "detail")))
         return cls(run, line["met"], verdict, line["seconds"], line["note"])
 
 

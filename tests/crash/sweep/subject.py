@@ -18,9 +18,9 @@ from tests.crash.sweep.places import PARTITIONS, Place
 from tests.crash.sweep.points import Call, Run, first_checkpoint, trace_from_json
 from tests.crash.sweep.sinks import SINKS
 
-#: How long a job may take to become right again; a broker needs some seconds to forget a transaction.
-_SETTLES_S = 120.0
-_ASKS_AGAIN_S = 35.0
+#: How long a job may take to become right again, on a machine that is busy with other things.
+_SETTLES_S = 300.0
+_ASKS_AGAIN_S = 100.0
 _ORDERS = 8
 _MARKERS_S = 1.0
 _STAGES_S = 2.0
@@ -28,16 +28,20 @@ _STAGES_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong; all zero if nothing is."""
+    """What is wrong; all zero if nothing is.
+
+    `stuck` is 1 for a job that did not become right in time; it then says what was there at the end.
+    """
 
     lost: int = 0
     duplicated: int = 0
     partial: int = 0
+    stuck: int = 0
     detail: str = ""
 
     @property
     def is_exact(self) -> bool:
-        return not (self.lost or self.duplicated or self.partial)
+        return not (self.lost or self.duplicated or self.partial or self.stuck)
 
 
 class Subject:
@@ -106,7 +110,7 @@ class Subject:
         ]
         if decided != weight:
             detail.append(f"{weight} rows visible, {decided} decided")
-        return Verdict(missing.total(), surplus.total(), int(decided != weight), "; ".join(detail))
+        return Verdict(missing.total(), surplus.total(), int(decided != weight), 0, "; ".join(detail))
 
     def _decided(self) -> int:
         self._book.refresh()
@@ -162,9 +166,10 @@ class Subject:
                     asked = time.monotonic() - _ASKS_AGAIN_S + 1
                 case "fired":
                     self._note("fired")
-        return self.verdict()
+        found = self.verdict()
+        return Verdict(stuck=1, detail=f"not right within {_SETTLES_S:g} s: {found.detail}")
 
-    def until_reached(self, life: Life, run: Run, patience_s: float = 60.0) -> bool:
+    def until_reached(self, life: Life, run: Run, patience_s: float = 120.0) -> bool:
         """Run the job into a kill; return whether it came to the point, and stands there frozen."""
         sink = self.place.sink
         life.begin(sink, run)

@@ -209,10 +209,20 @@ class Sweep:
         if failures:
             raise failures[0]
 
+    def _keep(self, lane: Lane) -> None:
+        """Keep what a wrong result was found with; the next start makes everything else anew."""
+        kept = self._plan.results / "wrong" / lane.sink
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(lane.subject.place.directory, kept, ignore_dangling_symlinks=True)
+        shutil.copy(self._process.log, kept / "driver.log")
+        self._say(f"{lane.sink:14} what it left is kept in {kept}")
+
     def _said(self, lane: Lane, run: Run, is_met: bool, verdict: Verdict) -> None:
         how = "exact" if verdict.is_exact else f"WRONG: {verdict}"
         left = len(lane.faults) + len(lane.kills)
         self._say(f"{lane.sink:14} {how if is_met else 'not met'}: {run}   ({left} left)")
+        if not verdict.is_exact:
+            self._keep(lane)
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)

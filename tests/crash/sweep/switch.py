@@ -108,11 +108,11 @@ class Switch:
         finally:
             self._inside.call = before
 
-    def on_file(self, name: str) -> Fault | None:
-        """Note a system call that changes a file."""
+    def on_file(self, name: str, effect: Effect = Effect.WRITE) -> Fault | None:
+        """Note a system call on a file."""
         inside = getattr(self._inside, "call", None)
         layer = Layer.FILE if inside is None else Layer.INNER
-        return self.passing(Call(name, layer, Effect.WRITE))
+        return self.passing(Call(name, layer, effect))
 
 
 def _repeat(body: Callable[[], Any]) -> None:
