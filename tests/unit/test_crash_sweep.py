@@ -15,7 +15,7 @@ from demo.orders import expected_totals, generate
 from demo.rig import ROOT
 from flinkish_spark.errors import StoreError
 from flinkish_spark.store import CreateResult, LocalStore
-from tests.crash.sweep import hooks
+from tests.crash.sweep import databases, hooks
 from tests.crash.sweep.__main__ import chooser
 from tests.crash.sweep.places import Fleet, Place
 from tests.crash.sweep.points import (
@@ -158,7 +158,7 @@ HOOKED = """
 import sys
 from pathlib import Path
 from flinkish_spark.store import LocalStore
-from tests.crash.sweep import hooks
+from tests.crash.sweep import databases, hooks
 from tests.crash.sweep.points import Fault, Point, Run
 from tests.crash.sweep.switch import Switch
 import sqlite3
@@ -167,7 +167,7 @@ base = Path(sys.argv[1])
 switch = Switch(lambda event: print(event))
 jobs = hooks.Jobs(base, {"one": switch})
 hooks.hook_store(jobs)
-hooks.hook_sqlite(jobs)
+databases.hook_sqlite(jobs)
 hooks.hook_files(jobs)
 store = LocalStore(base / "one" / "job")
 switch.begin(None)
@@ -261,8 +261,8 @@ def test_a_system_call_that_changes_nothing_is_a_read(tmp_path):
 
 
 def test_statements_are_told_apart_by_their_first_words():
-    assert hooks.sql_call("  UPDATE  t\n SET a = 12", "sqlite").name == "sqlite UPDATE t SET a = *"
-    assert hooks.sql_call("select 1", "sqlite").effect is Effect.READ
+    assert databases.sql_call("  UPDATE  t\n SET a = 12", "sqlite").name == "sqlite UPDATE t SET a = *"
+    assert databases.sql_call("select 1", "sqlite").effect is Effect.READ
 
 
 # -- the proxy --------------------------------------------------------------------------------------

@@ -35,11 +35,12 @@ from flinkish_spark.bridge.delta import DeltaTables
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.session import DELTA_CONF
-from tests.crash.sweep import hooks
+from tests.crash.sweep import committers, databases, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.switch import Switch
+from tests.crash.sweep.tasks import Answers
 from tests.crash.sweep.wire import KafkaProxy
 
 ORDER = "user STRING, product STRING, amount LONG, at TIMESTAMP"
@@ -67,8 +68,11 @@ class Channel:
 class JobUnderTest:
     """One job: started, told when to take a checkpoint, started again when it ended."""
 
-    def __init__(self, place: Place, spark: SparkSession, switch: Switch, tell: Callable[..., None]) -> None:
-        self._place, self._spark, self._switch, self._tell = place, spark, switch, tell
+    def __init__(
+        self, place: Place, spark: SparkSession, jobs: hooks.Jobs, tell: Callable[..., None]
+    ) -> None:
+        self._place, self._spark, self._jobs, self._tell = place, spark, jobs, tell
+        self._switch = jobs.switches[place.sink]
         self._client: JobClient | None = None
 
     def start(self) -> None:
@@ -114,7 +118,9 @@ class JobUnderTest:
             uid="orders",
         )
         totals = orders.key_by("user").process(RunningTotal(), output=_TOTAL, uid="totals")
-        totals.sink_to(sink.make(place), uid="out")
+        output = sink.make(place)
+        committers.hook_sink(self._jobs, type(output))
+        totals.sink_to(output, uid="out")
         env.observe(hooks.SparkSteps(self._switch))
         return env
 
@@ -167,8 +173,7 @@ def session(fleet: Fleet) -> SparkSession:
     return spark
 
 
-def _hook(fleet: Fleet, switches: dict[str, Switch], spark: SparkSession) -> None:
-    jobs = hooks.Jobs(fleet.base, switches)
+def _hook(jobs: hooks.Jobs, spark: SparkSession) -> None:
 
     def outage() -> BaseException:
         java = spark._jvm.java.io.IOException("the sweep lets this call fail")  # type: ignore[union-attr]
@@ -176,7 +181,7 @@ def _hook(fleet: Fleet, switches: dict[str, Switch], spark: SparkSession) -> Non
 
     hooks.hook_store(jobs)
     hooks.hook_methods(jobs, DeltaTables, "delta", _DELTA_WRITES, outage)
-    hooks.hook_sqlite(jobs)
+    databases.hook_sqlite(jobs)
     hooks.hook_files(jobs)
 
 
@@ -187,13 +192,15 @@ def main() -> None:
     switches = {sink: Switch(tell) for sink, tell in tells.items()}
     for place in fleet.places:
         KafkaProxy(place.proxy_port, place.upstream_port, switches[place.sink])
+    Answers(Path(f"{fleet.control}.tasks"), fleet.base, switches)
     spark = session(fleet)
-    _hook(fleet, switches, spark)
+    watched = hooks.Jobs(fleet.base, switches)
+    _hook(watched, spark)
     jobs = {}
     for place in fleet.places:
         # A session of its own: jobs set what their queries need while they start.
         own = spark.newSession()
-        jobs[place.sink] = JobUnderTest(place, own, switches[place.sink], tells[place.sink])
+        jobs[place.sink] = JobUnderTest(place, own, watched, tells[place.sink])
         jobs[place.sink].start()
     channel.tell("up")
     for line in channel.commands:

@@ -1,4 +1,4 @@
-"""Puts switches into the calls that a driver process makes: store, Delta, SQLite, files.
+"""Puts switches into the calls that a process makes: store, files, functions that name a path, Spark.
 
 Jobs are told apart by what they touch: everything of job ``x`` that is a file lies below
 ``<base>/x/``. Nothing of the product knows of this.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from flinkish_spark.store import LocalStore
 from tests.crash.sweep.points import Call, Effect, Fault, Layer, without_ids
 from tests.crash.sweep.switch import Switch
 
-_OUTAGE = "the sweep lets this call fail"
+OUTAGE = "the sweep lets this call fail"
 #: Which argument names the file that a system call changes.
 _FILE_EVENTS = {"os.link": 1, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "os.truncate": 0}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -30,9 +29,16 @@ _BACKGROUND = ("requests", "orders", "orders/rewind.json")
 
 
 class Jobs:
-    """All jobs of this process, found by what they touch."""
+    """All jobs of this process, found by what they touch.
 
-    def __init__(self, base: Path, switches: Mapping[str, Switch]) -> None:
+    Parameters
+    ----------
+    prefix
+        How the names of system calls and statements begin, if they are made elsewhere than in the driver.
+    """
+
+    def __init__(self, base: Path, switches: Mapping[str, Switch], prefix: str = "") -> None:
+        self.prefix = prefix
         self._base = f"{base}{os.sep}"
         self.switches = switches
 
@@ -74,7 +80,7 @@ def _store_method(jobs: Jobs, name: str, effect: Effect) -> Callable[..., Any]:
             return original(self, key, *rest)
         call = Call(f"store.{name} {without_ids(key)}", Layer.CALL, effect)
         body = functools.partial(original, self, key, *rest)
-        return found[0].around(call, body, lambda: StoreError(f"cannot {name} {key}", why=_OUTAGE, key=key))
+        return found[0].around(call, body, lambda: StoreError(f"cannot {name} {key}", why=OUTAGE, key=key))
 
     return wrapped
 
@@ -133,8 +139,8 @@ def hook_files(jobs: Jobs) -> None:
         if found is None:
             return
         effect = Effect.WRITE if _changes(event, path) else Effect.READ
-        if found[0].on_file(f"{event} {found[1]}", effect) is Fault.FAIL:
-            raise OSError(5, _OUTAGE, str(path))
+        if found[0].on_file(f"{jobs.prefix}{event} {found[1]}", effect) is Fault.FAIL:
+            raise OSError(5, OUTAGE, str(path))
 
     sys.addaudithook(audit)
 
@@ -150,70 +156,6 @@ def _changes(event: str, path: str) -> bool:
             return os.path.isdir(path) and not os.listdir(path)
         case _:
             return True
-
-
-# -- SQLite -----------------------------------------------------------------------------------------
-def hook_sqlite(jobs: Jobs) -> None:
-    connect = sqlite3.connect
-
-    def connected(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
-        found = jobs.of_path(database)
-        if found is not None and "factory" not in kwargs:
-            kwargs["factory"] = functools.partial(_WatchedConnection, found[0])
-        return connect(database, *args, **kwargs)
-
-    sqlite3.connect = connected  # type: ignore[assignment]
-
-
-class _WatchedConnection(sqlite3.Connection):
-    def __init__(self, switch: Switch, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._switch = switch
-
-    def cursor(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
-        return super().cursor(functools.partial(_WatchedCursor, self._switch))  # type: ignore[arg-type]
-
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return self.cursor().execute(sql, *args)
-
-    def executemany(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return self.cursor().executemany(sql, *args)
-
-    def commit(self) -> None:
-        if not self.in_transaction:
-            return
-        _on_sql(self._switch, "COMMIT", super().commit)
-
-    def __exit__(self, kind: Any, *error: Any) -> Any:
-        # SQLite's own does not come by `commit`.
-        if kind is not None:
-            return super().__exit__(kind, *error)
-        self.commit()
-        return False
-
-
-class _WatchedCursor(sqlite3.Cursor):
-    def __init__(self, switch: Switch, connection: sqlite3.Connection) -> None:
-        super().__init__(connection)
-        self._switch = switch
-
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return _on_sql(self._switch, sql, functools.partial(super().execute, sql, *args))
-
-    def executemany(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return _on_sql(self._switch, sql, functools.partial(super().executemany, sql, *args))
-
-
-def _on_sql(switch: Switch, sql: str, body: Callable[[], Any]) -> Any:
-    call = sql_call(sql, "sqlite")
-    return switch.around(call, body, lambda: sqlite3.OperationalError(_OUTAGE))
-
-
-def sql_call(sql: str, system: str) -> Call:
-    """Return the call that a statement is: its first words, up to the first name of a table."""
-    words = without_ids(" ".join(sql.split()))[:60]
-    is_read = words.split(" ", 1)[0].upper() in ("SELECT", "PRAGMA", "SHOW", "")
-    return Call(f"{system} {words}", Layer.CALL, Effect.READ if is_read else Effect.WRITE)
 
 
 # -- Spark ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from demo.rig import ROOT, _environment
 from flinkish_spark.testing.broker import LocalBroker, _free_port
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Run
+from tests.crash.sweep.tasks import FOLDER
 
 APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0
@@ -169,5 +170,6 @@ def job_process(fleet: Fleet, chance: random.Random) -> JobProcess:
     """Return what starts drivers of a fleet."""
     command = [sys.executable, str(APP), f"{fleet.control}.json"]
     log = fleet.base / "driver.log"
-    environment = {**_environment(), "PYTHONUNBUFFERED": "1", "PATH": os.environ["PATH"]}
+    path = f"{FOLDER}{os.pathsep}{ROOT}"
+    environment = {**_environment(), "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
     return JobProcess(command, environment, log, chance)

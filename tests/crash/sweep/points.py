@@ -40,6 +40,12 @@ class Layer(enum.Enum):
 
     #: A function of the product that touches something outside.
     CALL = "call"
+    #: What the coordinator calls on a sink's committer: idempotent by contract.
+    SINK = "sink"
+    #: The call that stages a micro-batch. It is not repeated: each attempt has names of its own.
+    STAGE = "stage"
+    #: A statement to a database. A driver does not repeat statements.
+    SQL = "sql"
     #: A system call on a file, inside of such a function.
     INNER = "inner"
     #: A system call on a file of its own.
@@ -54,6 +60,9 @@ class Layer(enum.Enum):
 #: answer, and what Spark does is not ours to repeat.
 IN_PROCESS: Mapping[Layer, tuple[Fault, ...]] = {
     Layer.CALL: (Fault.FAIL, Fault.LOST, Fault.TWICE),
+    Layer.SINK: (Fault.FAIL, Fault.LOST, Fault.TWICE),
+    Layer.STAGE: (Fault.FAIL, Fault.LOST),
+    Layer.SQL: (Fault.FAIL, Fault.LOST),
     Layer.INNER: (),
     Layer.FILE: (Fault.FAIL,),
     Layer.WIRE: (Fault.FAIL, Fault.LOST, Fault.TWICE),
