@@ -14,8 +14,9 @@ from typing import Any
 from demo.rig import ROOT
 from tests.crash.sweep.points import Fault, Run, fault_runs, kill_runs
 from tests.crash.sweep.results import Results, revision
+from tests.crash.sweep.rounds import Plan
 from tests.crash.sweep.sinks import SINKS
-from tests.crash.sweep.sweep import Plan, Sweep
+from tests.crash.sweep.sweep import Sweep
 
 
 def chooser(sample: int, faults: Sequence[Fault], points: str) -> Callable[[Sequence[Run]], list[Run]]:

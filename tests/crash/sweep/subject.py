@@ -112,8 +112,12 @@ class Subject:
             detail.append(f"{weight} rows visible, {decided} decided")
         return Verdict(missing.total(), surplus.total(), int(decided != weight), 0, "; ".join(detail))
 
-    def _decided(self) -> int:
+    def follow(self) -> None:
+        """Write down what is decided; a job deletes old decisions, so not too late."""
         self._book.refresh()
+
+    def _decided(self) -> int:
+        self.follow()
         return sum(one.rows_of("out") for one in self._book.checkpoints.values() if one.rows)
 
     def _is_right(self) -> bool:
@@ -149,7 +153,7 @@ class Subject:
                 life.say(self.place.sink, "trigger")
                 asked = time.monotonic()
             event = life.next(self.place.sink, 0.1)
-            self._book.refresh()
+            self.follow()
             if event is None:
                 continue
             match event.name:
@@ -177,7 +181,7 @@ class Subject:
         deadline, tries = time.monotonic() + patience_s, 2
         while time.monotonic() < deadline:
             event = life.next(sink, 0.1)
-            self._book.refresh()
+            self.follow()
             if event is None:
                 continue
             if event.name == "reached":
