@@ -15,7 +15,7 @@ from demo.orders import expected_totals, generate
 from demo.rig import ROOT
 from flinkish_spark.errors import StoreError
 from flinkish_spark.store import CreateResult, LocalStore
-from tests.crash.sweep import databases, hooks
+from tests.crash.sweep import databases, files, hooks
 from tests.crash.sweep.__main__ import chooser
 from tests.crash.sweep.places import Fleet, Place
 from tests.crash.sweep.points import (
@@ -158,17 +158,17 @@ HOOKED = """
 import sys
 from pathlib import Path
 from flinkish_spark.store import LocalStore
-from tests.crash.sweep import databases, hooks
+from tests.crash.sweep import databases, files, hooks
 from tests.crash.sweep.points import Fault, Point, Run
 from tests.crash.sweep.switch import Switch
 import sqlite3
 
 base = Path(sys.argv[1])
 switch = Switch(lambda event: print(event))
-jobs = hooks.Jobs(base, {"one": switch})
+jobs = files.Jobs(base, {"one": switch})
 hooks.hook_store(jobs)
 databases.hook_sqlite(jobs)
-hooks.hook_files(jobs)
+files.hook_files(jobs)
 store = LocalStore(base / "one" / "job")
 switch.begin(None)
 store.create_if_absent("checkpoints/3/decision.json", b"x")
@@ -232,7 +232,7 @@ def test_hooks_see_the_store_its_system_calls_other_files_and_sqlite(tmp_path):
 
 def test_a_job_is_found_by_what_lies_in_its_directory(tmp_path):
     one = Switch(lambda event: None)
-    jobs = hooks.Jobs(tmp_path, {"one": one})
+    jobs = files.Jobs(tmp_path, {"one": one})
     assert jobs.of_path(f"file:{tmp_path}/one/job/staged/7") == (one, "job/staged/*")
     assert jobs.of_path(tmp_path / "two" / "a") is None
     assert jobs.of_path(f"{tmp_path}-one/a") is None
@@ -243,7 +243,7 @@ def test_a_store_that_fails_raises_what_the_store_raises(tmp_path, monkeypatch):
     for name in ("read", "list", "put", "create_if_absent", "delete"):
         monkeypatch.setattr(LocalStore, name, getattr(LocalStore, name))
     switch = Switch(lambda event: None)
-    hooks.hook_store(hooks.Jobs(tmp_path, {"one": switch}))
+    hooks.hook_store(files.Jobs(tmp_path, {"one": switch}))
     store = LocalStore(tmp_path / "one")
     switch.begin(Run(Point("store.create_if_absent a", 1), Fault.LOST))
     with pytest.raises(StoreError, match="the sweep lets this call fail"):
@@ -253,11 +253,11 @@ def test_a_store_that_fails_raises_what_the_store_raises(tmp_path, monkeypatch):
 
 def test_a_system_call_that_changes_nothing_is_a_read(tmp_path):
     (tmp_path / "file").touch()
-    assert hooks._changes("os.remove", str(tmp_path / "file"))
-    assert not hooks._changes("os.remove", str(tmp_path / "none"))
-    assert not hooks._changes("os.mkdir", str(tmp_path))
-    assert not hooks._changes("os.rmdir", str(tmp_path))
-    assert hooks._changes("os.rename", str(tmp_path / "none"))
+    assert files._changes("os.remove", str(tmp_path / "file"))
+    assert not files._changes("os.remove", str(tmp_path / "none"))
+    assert not files._changes("os.mkdir", str(tmp_path))
+    assert not files._changes("os.rmdir", str(tmp_path))
+    assert files._changes("os.rename", str(tmp_path / "none"))
 
 
 def test_statements_are_told_apart_by_their_first_words():

@@ -35,7 +35,7 @@ from flinkish_spark.bridge.delta import DeltaTables
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.session import DELTA_CONF
-from tests.crash.sweep import committers, databases, hooks
+from tests.crash.sweep import committers, databases, files, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json
 from tests.crash.sweep.sinks import SINKS
@@ -69,7 +69,7 @@ class JobUnderTest:
     """One job: started, told when to take a checkpoint, started again when it ended."""
 
     def __init__(
-        self, place: Place, spark: SparkSession, jobs: hooks.Jobs, tell: Callable[..., None]
+        self, place: Place, spark: SparkSession, jobs: files.Jobs, tell: Callable[..., None]
     ) -> None:
         self._place, self._spark, self._jobs, self._tell = place, spark, jobs, tell
         self._switch = jobs.switches[place.sink]
@@ -173,7 +173,7 @@ def session(fleet: Fleet) -> SparkSession:
     return spark
 
 
-def _hook(jobs: hooks.Jobs, spark: SparkSession) -> None:
+def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
 
     def outage() -> BaseException:
         java = spark._jvm.java.io.IOException("the sweep lets this call fail")  # type: ignore[union-attr]
@@ -182,7 +182,7 @@ def _hook(jobs: hooks.Jobs, spark: SparkSession) -> None:
     hooks.hook_store(jobs)
     hooks.hook_methods(jobs, DeltaTables, "delta", _DELTA_WRITES, outage)
     databases.hook_sqlite(jobs)
-    hooks.hook_files(jobs)
+    files.hook_files(jobs)
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def main() -> None:
         KafkaProxy(place.proxy_port, place.upstream_port, switches[place.sink])
     Answers(Path(f"{fleet.control}.tasks"), fleet.base, switches)
     spark = session(fleet)
-    watched = hooks.Jobs(fleet.base, switches)
+    watched = files.Jobs(fleet.base, switches)
     _hook(watched, spark)
     jobs = {}
     for place in fleet.places:

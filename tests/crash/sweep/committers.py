@@ -8,7 +8,7 @@ from typing import Any
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.sinks.base import Sink
-from tests.crash.sweep.hooks import OUTAGE, Jobs
+from tests.crash.sweep.files import OUTAGE, Jobs
 from tests.crash.sweep.points import Call, Effect, Layer
 from tests.crash.sweep.switch import Switch
 

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
-from tests.crash.sweep.hooks import OUTAGE, Jobs
+from tests.crash.sweep.files import OUTAGE, Jobs
 from tests.crash.sweep.points import Call, Effect, Layer, without_ids
 from tests.crash.sweep.switch import Switch
 

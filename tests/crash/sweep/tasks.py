@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.crash.sweep import databases, hooks
+from tests.crash.sweep import databases, files
 from tests.crash.sweep.points import Call, Fault
 from tests.crash.sweep.switch import Switch
 
@@ -74,6 +74,6 @@ def install(told: str) -> None:
     """Watch this process."""
     where = json.loads(told)
     switches = {job: RemoteSwitch(where["socket"], job) for job in where["jobs"]}
-    jobs = hooks.Jobs(Path(where["base"]), switches, _PREFIX)
-    hooks.hook_files(jobs)
+    jobs = files.Jobs(Path(where["base"]), switches, _PREFIX)
+    files.hook_files(jobs)
     databases.hook_sqlite(jobs)
