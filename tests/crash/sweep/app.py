@@ -32,6 +32,9 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
 )
 from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.bridge.delta_files import HadoopFiles
+from flinkish_spark.bridge.delta_history import DeltaHistory
+from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.session import DELTA_CONF
@@ -162,6 +165,8 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.sql.warehouse.dir", str(fleet.scratch / "warehouse"))
         .config("spark.databricks.delta.snapshotPartitions", "1")
         .config("spark.databricks.delta.properties.defaults.checkpointInterval", "1000")
+        # Whoever looks at the table reads whole files.
+        .config("spark.databricks.delta.properties.defaults.enableDeletionVectors", "false")
         # A dozen micro-batches live shorter than their generated code takes to compile.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
@@ -180,7 +185,9 @@ def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
         return Py4JJavaError("the sweep lets this call fail", java)
 
     hooks.hook_store(jobs)
-    hooks.hook_methods(jobs, DeltaTables, "delta", _DELTA_WRITES, outage)
+    for kind in (DeltaTables, DeltaRows, DeltaHistory):
+        hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, outage)
+    hooks.hook_methods(jobs, HadoopFiles, "hadoop", _DELTA_WRITES, outage)
     databases.hook_sqlite(jobs)
     files.hook_files(jobs)
 

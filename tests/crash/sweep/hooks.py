@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flinkish_spark.errors import StoreError
@@ -53,10 +53,13 @@ def _store_method(jobs: Jobs, name: str, effect: Effect) -> Callable[..., Any]:
 
 
 # -- functions that name a path ---------------------------------------------------------------------
+_PLACES = ("path", "paths", "folder")
+
+
 def hook_methods(
     jobs: Jobs, owner: type, prefix: str, writes: Iterable[str], error: Callable[[], BaseException]
 ) -> None:
-    """Hook every public method of a class that has a parameter `path`.
+    """Hook every public method of a class that has a parameter which names a place: :data:`_PLACES`.
 
     Parameters
     ----------
@@ -69,22 +72,30 @@ def hook_methods(
     for name, original in list(vars(owner).items()):
         if name.startswith("_") or not inspect.isfunction(original):
             continue
-        signature = inspect.signature(original)
-        if "path" in signature.parameters:
+        names = [one for one in _PLACES if one in inspect.signature(original).parameters]
+        if names:
             effect = Effect.WRITE if name.startswith(beginnings) else Effect.READ
-            setattr(owner, name, _path_method(jobs, original, f"{prefix}.{name}", effect, error))
+            call = Call(f"{prefix}.{name}", Layer.CALL, effect)
+            setattr(owner, name, _path_method(jobs, original, names[0], call, error))
 
 
 def _path_method(
-    jobs: Jobs, original: Callable[..., Any], name: str, effect: Effect, error: Callable[[], BaseException]
+    jobs: Jobs,
+    original: Callable[..., Any],
+    parameter: str,
+    call: Call,
+    error: Callable[[], BaseException],
 ) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        found = jobs.of_path(signature.bind(*args, **kwargs).arguments.get("path"))
+        place = signature.bind(*args, **kwargs).arguments.get(parameter)
+        if isinstance(place, Sequence) and not isinstance(place, str):
+            place = next(iter(place), None)
+        found = jobs.of_path(place)
         body = functools.partial(original, *args, **kwargs)
-        return body() if found is None else found[0].around(Call(name, Layer.CALL, effect), body, error)
+        return body() if found is None else found[0].around(call, body, error)
 
     return wrapped
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import DeltaSink, Json, KafkaSink
+from flinkish_spark import DeltaSink, Json, KafkaSink, Upsert
 from flinkish_spark.sinks.base import Sink
 from tests.crash.sweep.looking import DeltaLooker, Looker, TopicLooker
 from tests.crash.sweep.places import Place
@@ -56,6 +56,10 @@ def _kafka(writer: str) -> Callable[[Place], Sink]:
     return lambda place: KafkaSink(place.servers, place.output_topic, key="user", value=Json(), writer=writer)
 
 
+def _delta_upsert(place: Place) -> Sink:
+    return DeltaSink(str(place.output), mode=Upsert(keys=("user",)))
+
+
 def _topic(place: Place) -> Looker:
     return TopicLooker(place.broker, place.output_topic)
 
@@ -68,5 +72,6 @@ _ALL: Sequence[SinkUnderTest] = (
     SinkUnderTest("kafka-jvm", "jvm", _kafka("jvm"), _topic),
     SinkUnderTest("kafka-python", "python", _kafka("python"), _topic),
     SinkUnderTest("delta", "jvm", lambda place: DeltaSink(str(place.output)), _table),
+    SinkUnderTest("delta-upsert", "jvm", _delta_upsert, _table, newest_totals, orders_in),
 )
 SINKS: Mapping[str, SinkUnderTest] = {one.name: one for one in _ALL}
