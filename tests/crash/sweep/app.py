@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -215,6 +216,9 @@ def main() -> None:
         if command["op"] == "exit":
             break
         jobs[command["job"]].obey(command)
+    else:
+        # The parent is gone, and nobody will end what it has started.
+        os.killpg(0, signal.SIGKILL)
     for job in jobs.values():
         job.cancel()
     spark.stop()
