@@ -17,6 +17,8 @@ KILLS ?=
 SEED ?=
 ORDERS ?=
 ENGINE ?=
+# For chaos and the crash sweep: which sinks, with commas between them.
+SINK ?=
 ARGS ?=
 RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -29,14 +31,14 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit spark broker crash
 
-.PHONY: help setup jars shim demo test $(STAGES) chaos simulate bench wheel clean
+.PHONY: help setup jars shim demo test $(STAGES) chaos crash-sweep simulate bench wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
 	@echo
 	@echo "  Start here:  make demo    (the first run downloads about 600 MB into build/)"
 	@echo
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  Needed: Python 3.11+, a JDK 17+, Maven. Nothing is written outside this directory."
 
@@ -92,8 +94,11 @@ crash: setup ## kill -9 loops with exact counts
 	    '$(PY) -m pytest $(KILLS_OF_A_JOB)' \
 	    '$(PY) -m pytest tests/crash $(KILLS_OF_A_JOB:%=--ignore=%)'
 
-chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7]
-	@$(PY) -m tests.crash.chaos $(RUN_ARGS)
+chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
+	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
+
+crash-sweep: setup ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
+	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
 	@$(PY) -m flinkish_spark.testing.simulation --seeds $(or $(SEEDS),2000)

@@ -70,8 +70,8 @@ class Rig:
     def __enter__(self) -> Self:
         _empty(self.directory)
         with ExitStack() as stack:
-            broker = LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
-            self.servers = stack.enter_context(broker).bootstrap_servers
+            self.broker = LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+            self.servers = stack.enter_context(self.broker).bootstrap_servers
             with KafkaAdmin(KafkaConnection(self.servers)) as admin:
                 for topic in (INPUT, OUTPUT):
                     admin.create_topic(topic, PARTITIONS)

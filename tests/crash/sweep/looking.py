@@ -1,0 +1,77 @@
+"""What readers of a sink's system see; nothing here asks the job or shares code with it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Protocol
+
+from kafka import TopicPartition
+from pyarrow import parquet
+
+from demo.delta_log import DeltaLog
+from demo.orders import Total
+from demo.topics import consumer_of
+from tests.crash.sweep.places import PARTITIONS
+
+
+class Looker(Protocol):
+    """Sees what a reader may see now; used by one thread."""
+
+    def look(self) -> Counter[Total]:
+        """Return all visible rows."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class TopicLooker:
+    """A read_committed consumer that has read on since it last looked."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self._consumer = consumer_of(servers, topic, PARTITIONS)
+        self._places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        self._rows: Counter[Total] = Counter()
+
+    def look(self) -> Counter[Total]:
+        ends = self._consumer.end_offsets(self._places)
+        quiet = 0
+        # Behind the last record may be markers, which do not move the position: silence ends it, too.
+        while quiet < 2 and any(self._consumer.position(place) < ends[place] for place in self._places):
+            polled = self._consumer.poll(timeout_ms=200)
+            quiet = 0 if polled else quiet + 1
+            for records in polled.values():
+                for record in records:
+                    body = json.loads(record.value)
+                    self._rows[body["user"], body["total"], body["orders"]] += 1
+        return Counter(self._rows)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class DeltaLooker:
+    """Follows a table's log; a file's rows are read once."""
+
+    def __init__(self, table: Path) -> None:
+        self._table, self._log = table, DeltaLog(table)
+        self._files: dict[str, Counter[Total]] = {}
+        self._rows: Counter[Total] = Counter()
+
+    def look(self) -> Counter[Total]:
+        for version in self._log.new_versions():
+            for name in version.removed:
+                self._rows.subtract(self._files.pop(name, Counter()))
+            for name in version.added:
+                self._files[name] = self._read(name)
+                self._rows.update(self._files[name])
+        return +self._rows
+
+    def _read(self, name: str) -> Counter[Total]:
+        content = parquet.ParquetFile(self._table / name).read(columns=["user", "total", "orders"])
+        columns = (content.column(column).to_pylist() for column in ("user", "total", "orders"))
+        return Counter(zip(*columns, strict=True))
+
+    def close(self) -> None:
+        pass

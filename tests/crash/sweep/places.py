@@ -1,0 +1,93 @@
+"""Where a job of the sweep finds and leaves everything; shared by the job and whoever looks at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PARTITIONS = 2
+#: Where the process under test finds the options of its JVM.
+JVM_VARIABLE = "FLINKISH_SWEEP_JVM"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One job.
+
+    Parameters
+    ----------
+    sink
+        Name of the sink under test, and of the job.
+    directory
+        Everything of this job that is a file lies below it.
+    proxy_port, upstream_port
+        Where the job reaches Kafka, and the broker's listener behind that.
+    broker
+        Where everybody else reaches Kafka.
+    """
+
+    sink: str
+    directory: Path
+    proxy_port: int
+    upstream_port: int
+    broker: str
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.proxy_port}"
+
+    @property
+    def job_dir(self) -> Path:
+        return self.directory / "job"
+
+    @property
+    def output(self) -> Path:
+        """Where a sink that writes files writes them."""
+        return self.directory / "output"
+
+    @property
+    def group(self) -> str:
+        return f"{self.sink}-group"
+
+    @property
+    def source_topic(self) -> str:
+        return f"{self.sink}-in"
+
+    @property
+    def output_topic(self) -> str:
+        return f"{self.sink}-out"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All jobs of one process.
+
+    Parameters
+    ----------
+    base
+        The jobs' directories lie in it.
+    control
+        A Unix socket that the process connects to.
+    """
+
+    base: Path
+    scratch: Path
+    jars: Path
+    control: Path
+    places: tuple[Place, ...]
+
+    def only(self, sinks: Sequence[str]) -> Fleet:
+        chosen = tuple(place for place in self.places if place.sink in sinks)
+        return Fleet(self.base, self.scratch, self.jars, self.control, chosen)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Fleet:
+        value = json.loads(text)
+        places = tuple(Place(**{**one, "directory": Path(one["directory"])}) for one in value["places"])
+        paths = (Path(value[name]) for name in ("base", "scratch", "jars", "control"))
+        return cls(*paths, places)

@@ -1,0 +1,164 @@
+"""What all long runs share: a broker, one job per sink, and lives of the process that all of them are in."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo.process import JobProcess
+from demo.rig import ROOT
+from flinkish_spark.jars import pinned_jars, shim_jar
+from tests.crash.sweep.life import Life, SweptBroker, job_process
+from tests.crash.sweep.places import Fleet
+from tests.crash.sweep.points import Call, Run, fault_runs, kill_runs
+from tests.crash.sweep.results import Result, Results
+from tests.crash.sweep.subject import Subject, Verdict
+
+_UP_S = 180.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do.
+
+    Parameters
+    ----------
+    choose
+        Chooses among the runs of a sink; all of them, or a sample.
+    deadline
+        Monotonic time after which no run begins.
+    """
+
+    directory: Path
+    results: Path
+    revision: str
+    sinks: tuple[str, ...]
+    choose: Callable[[Sequence[Run]], list[Run]]
+    deadline: float
+
+
+@dataclass
+class Lane:
+    """One job and what is left to do with it."""
+
+    subject: Subject
+    results: Results
+    faults: list[Run] = field(default_factory=list)
+    kills: list[Run] = field(default_factory=list)
+    #: The kill that the next life begins with.
+    last: tuple[Run, float] | None = None
+    is_broken: bool = False
+
+    @property
+    def sink(self) -> str:
+        return self.subject.place.sink
+
+    def plan(self, calls: list[Call], choose: Callable[[Sequence[Run]], list[Run]]) -> None:
+        """Find out what is left to do."""
+        self.faults = [run for run in choose(fault_runs(calls)) if not self.results.is_done(run)]
+        self.kills = [run for run in choose(kill_runs(calls)) if not self.results.is_done(run)]
+
+    def note(self, result: Result) -> None:
+        self.results.add(result)
+        # What comes later stands on it: nothing new would be learned.
+        self.is_broken = self.is_broken or not result.verdict.is_exact
+
+
+class Rounds(ABC):
+    """Makes broker, jobs and lanes, and the lives that a plan needs.
+
+    Everything in the plan's directory is made anew, results are appended to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """Do as much of the plan as there is time for."""
+        plan = self._plan
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        base = plan.directory / "jobs"
+        base.mkdir(parents=True)
+        with ExitStack() as stack:
+            broker = stack.enter_context(SweptBroker(plan.directory / "broker", plan.sinks))
+            places = tuple(broker.place(base, sink) for sink in plan.sinks)
+            # A Unix socket's path is short, and directories of checkouts may be long.
+            self._fleet = Fleet(
+                base, plan.directory / "scratch", ROOT / "build" / "jars", plan.directory / "control", places
+            )
+            self._process: JobProcess = job_process(self._fleet, random.Random(1))
+            stack.callback(self._process.reap)
+            lanes = []
+            for seed, place in enumerate(places):
+                subject = Subject(place, seed)
+                stack.callback(subject.close)
+                lanes.append(Lane(subject, Results(plan.results / f"{place.sink}.jsonl", plan.revision)))
+            self._go(lanes)
+
+    @abstractmethod
+    def _go(self, lanes: list[Lane]) -> None:
+        """Do as much of the plan as there is time for."""
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._plan.deadline
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _life(self, lanes: Sequence[Lane]) -> Life:
+        fleet = self._fleet.only([lane.sink for lane in lanes])
+        life = Life(fleet, self._process, self._classes)
+        for lane in lanes:
+            life.wait_for(lane.sink, "up", _UP_S)
+        return life
+
+    @property
+    def _classes(self) -> Path:
+        # An archive is good for the JARs that it was made with.
+        jars = [shim_jar(), *pinned_jars(self._fleet.jars)]
+        mark = zlib.crc32("".join(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars).encode())
+        return ROOT / "build" / f"crash-classes-{mark:08x}.jsa"
+
+    @staticmethod
+    def _side_by_side(lanes: Sequence[Lane], body: Callable[[Lane], None]) -> None:
+        failures: list[BaseException] = []
+
+        def guarded(lane: Lane) -> None:
+            try:
+                body(lane)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(lane,), name=lane.sink) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _keep(self, lane: Lane) -> None:
+        """Keep what a wrong result was found with; the next start makes everything else anew."""
+        kept = self._plan.results / "wrong" / lane.sink
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(lane.subject.place.directory, kept, ignore_dangling_symlinks=True)
+        shutil.copy(self._process.log, kept / "driver.log")
+        self._say(f"{lane.sink:14} what it left is kept in {kept}")
+
+    def _said(self, lane: Lane, run: Run, is_met: bool, verdict: Verdict) -> None:
+        how = "exact" if verdict.is_exact else f"WRONG: {verdict}"
+        left = len(lane.faults) + len(lane.kills)
+        self._say(f"{lane.sink:14} {how if is_met else 'not met'}: {run}   ({left} left)")
+        if not verdict.is_exact:
+            self._keep(lane)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)

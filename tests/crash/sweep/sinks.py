@@ -1,0 +1,77 @@
+"""The sinks under test: how each is made, and how its output is read and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from demo.orders import Total, expected_totals
+from flinkish_spark import DeltaSink, Json, KafkaSink, Upsert
+from flinkish_spark.sinks.base import Sink
+from tests.crash.sweep.looking import DeltaLooker, Looker, TopicLooker
+from tests.crash.sweep.places import Place
+
+
+@dataclass(frozen=True)
+class SinkUnderTest:
+    """One line of the table.
+
+    Parameters
+    ----------
+    engine
+        Who reads Kafka, and writes it.
+    make
+        Makes the sink, in the job's process.
+    looker
+        Sees what readers see, in another process.
+    expected
+        From the input's values, by partition in order, to the rows that must be visible.
+    weight
+        How many staged rows the visible ones stand for.
+    """
+
+    name: str
+    engine: str
+    make: Callable[[Place], Sink]
+    looker: Callable[[Place], Looker]
+    expected: Callable[[Iterable[bytes]], Counter[Total]] = expected_totals
+    weight: Callable[[Counter[Total]], int] = Counter.total
+
+
+def newest_totals(values: Iterable[bytes]) -> Counter[Total]:
+    """Return the last row of each user: what an upsert by user leaves."""
+    newest: dict[str, Total] = {}
+    for row in expected_totals(values):
+        newest[row[0]] = max(row, newest.get(row[0], row), key=lambda one: one[2])
+    return Counter(newest.values())
+
+
+def orders_in(rows: Counter[Total]) -> int:
+    """Return how many rows were upserted to leave these: each says how many orders it counts."""
+    return sum(orders * times for (_, _, orders), times in rows.items())
+
+
+def _kafka(writer: str) -> Callable[[Place], Sink]:
+    return lambda place: KafkaSink(place.servers, place.output_topic, key="user", value=Json(), writer=writer)
+
+
+def _delta_upsert(place: Place) -> Sink:
+    return DeltaSink(str(place.output), mode=Upsert(keys=("user",)))
+
+
+def _topic(place: Place) -> Looker:
+    return TopicLooker(place.broker, place.output_topic)
+
+
+def _table(place: Place) -> Looker:
+    return DeltaLooker(place.output)
+
+
+_ALL: Sequence[SinkUnderTest] = (
+    SinkUnderTest("kafka-jvm", "jvm", _kafka("jvm"), _topic),
+    SinkUnderTest("kafka-python", "python", _kafka("python"), _topic),
+    SinkUnderTest("delta", "jvm", lambda place: DeltaSink(str(place.output)), _table),
+    SinkUnderTest("delta-upsert", "jvm", _delta_upsert, _table, newest_totals, orders_in),
+)
+SINKS: Mapping[str, SinkUnderTest] = {one.name: one for one in _ALL}

@@ -1,0 +1,174 @@
+"""What happens to a running job from outside: broker, disk, rights, slow tasks.
+
+A reader polls both sinks before, during and behind each fault, and notes every row that is visible
+without a decision; `demo/verify.py` compares the rest when the job has ended. Kills are in
+`tests/crash/test_crash.py`, tasks that fail and a lost executor in `tests/crash/test_cluster.py`, and a
+zombie owner that wakes up in `tests/broker/test_ownership.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.rig import Rig
+from tests.crash.faults_app import DAWDLE_VARIABLE, MASTER_VARIABLE, TRANSACTION_TIMEOUT_MS
+
+APP = Path(__file__).with_name("faults_app.py")
+RATE = 200.0
+_PATIENCE_S = 240.0
+_FAULT_S = 6.0
+
+
+class UnprivilegedRig(Rig):
+    """A job that file permissions hold for, also where root runs the tests."""
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        if os.geteuid() != 0:
+            return command
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("root needs setpriv to give up the right to write everywhere")
+        return [setpriv, "--bounding-set=-dac_override,-dac_read_search", *command]
+
+
+def exact_under(directory: Path, fault: Callable[[Rig], None], kind: type[Rig] = Rig) -> None:
+    """Run a job, let something happen to it, and compare everything in the end."""
+    with kind(directory, APP, random.Random(1), interval_ms=1_000) as rig:
+        producer = rig.produce(seed=3, rate=RATE)
+        rig.job.start()
+        await_checkpoints(rig, 2)
+        fault(rig)
+        # A job may end of a fault, as long as it does not end wrongly: then it is started again.
+        if not rig.job.is_alive:
+            rig.job.start()
+        await_checkpoints(rig, 3)
+        producer.stop()
+        producer.join(60)
+        rig.drain(_PATIENCE_S)
+        assert rig.job.terminate(_PATIENCE_S) == 0, rig.job.tail()
+        verdict = rig.verify()
+    assert verdict.is_exact, verdict
+    assert verdict.orders > 0
+
+
+def await_checkpoints(rig: Rig, count: int) -> None:
+    """Wait for checkpoints; whoever ends meanwhile is started again."""
+    newest, deadline = rig.confirmed, time.monotonic() + _PATIENCE_S
+    while rig.confirmed < newest + count:
+        assert time.monotonic() < deadline, rig.job.tail()
+        if not rig.job.is_alive:
+            rig.job.start()
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(900)
+def test_a_broker_that_is_killed_and_started_again(run_directory: Path) -> None:
+    def fault(rig: Rig) -> None:
+        rig.broker.kill()
+        time.sleep(_FAULT_S)
+        rig.broker.start()
+
+    exact_under(run_directory, fault)
+
+
+@pytest.mark.timeout(900)
+def test_a_broker_that_sleeps_beyond_the_transaction_timeout(run_directory: Path) -> None:
+    """What is staged is aborted by the broker when it wakes; the job stages it again."""
+
+    def fault(rig: Rig) -> None:
+        rig.broker.pause()
+        time.sleep(TRANSACTION_TIMEOUT_MS / 1_000 + 10)
+        rig.broker.resume()
+
+    exact_under(run_directory, fault)
+
+
+@pytest.mark.timeout(900)
+def test_a_disk_that_is_full_for_a_while(run_directory: Path) -> None:
+    """No process of the job can write a byte into a file: driver, JVM, workers."""
+
+    def fault(rig: Rig) -> None:
+        limits = {}
+        for process in [psutil.Process(rig.job._running().pid), rig.job._jvm()]:
+            limits[process] = process.rlimit(resource.RLIMIT_FSIZE)
+            process.rlimit(resource.RLIMIT_FSIZE, (0, limits[process][1]))
+        seen = rig.confirmed
+        time.sleep(_FAULT_S)
+        assert rig.confirmed <= seen + 1, "the disk was not full"
+        for process, limit in limits.items():
+            if process.is_running():
+                process.rlimit(resource.RLIMIT_FSIZE, limit)
+
+    exact_under(run_directory, fault)
+
+
+@pytest.mark.timeout(900)
+def test_a_job_directory_that_cannot_be_written_for_a_while(run_directory: Path) -> None:
+    def fault(rig: Rig) -> None:
+        folders = [Path(folder) for folder, _, _ in os.walk(rig._job_dir)]
+        modes = {folder: folder.stat().st_mode for folder in folders}
+        for folder in folders:
+            folder.chmod(0o555)
+        seen = rig.confirmed
+        time.sleep(_FAULT_S)
+        assert rig.confirmed <= seen + 1, "the directory could be written"
+        for folder, mode in modes.items():
+            if folder.exists():
+                folder.chmod(mode)
+
+    exact_under(run_directory, fault, UnprivilegedRig)
+
+
+def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(run_directory: Path) -> None:
+    with UnprivilegedRig(run_directory, APP, random.Random(1)) as rig:
+        rig._job_dir.mkdir()
+        rig._job_dir.chmod(0o555)
+        rig.job.start()
+        assert rig.job.wait(120) != 0
+        said = rig.job.tail(40)
+        rig._job_dir.chmod(0o755)
+    assert str(rig._job_dir) in said
+    assert "may be written by this user" in said
+
+
+@pytest.mark.timeout(900)
+def test_a_task_that_runs_twice_at_the_same_time(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark starts a second attempt beside one that dawdles; one wins, the other left things behind."""
+    dawdle = run_directory.with_name(f"{run_directory.name}-dawdle")
+    shutil.rmtree(dawdle, ignore_errors=True)
+    dawdle.mkdir(parents=True)
+    monkeypatch.setenv(DAWDLE_VARIABLE, str(dawdle))
+    monkeypatch.setenv(MASTER_VARIABLE, "local-cluster[2,1,1024]")
+    speculation = {"": "true", ".interval": "100ms", ".multiplier": "1.1", ".quantile": "0.1"}
+    settings = {f"spark.speculation{name}": value for name, value in speculation.items()}
+    settings["spark.speculation.minTaskRuntime"] = "1s"
+    words = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+
+    class SpeculatingRig(Rig):
+        def _command(self) -> list[str]:
+            return ["env", f"PYSPARK_SUBMIT_ARGS={words} pyspark-shell", *super()._command()]
+
+    def fault(rig: Rig) -> None:
+        deadline = time.monotonic() + 120
+        while not (dawdle / "slept").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        began = rig.confirmed
+        # Quicker than the one that dawdles: only a second attempt can do that.
+        await_checkpoints(rig, 1)
+        assert rig.confirmed > began
+        assert (dawdle / "slept").exists()
+        assert not (dawdle / "woke").exists(), "the first attempt was waited for"
+
+    exact_under(run_directory, fault, SpeculatingRig)

@@ -1,0 +1,33 @@
+"""A sample of `make crash-sweep`: for every sink a few kills and faults at calls of one checkpoint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.sweep.__main__ import chooser, summary
+from tests.crash.sweep.points import Fault
+from tests.crash.sweep.results import revision
+from tests.crash.sweep.rounds import Plan
+from tests.crash.sweep.sinks import SINKS
+from tests.crash.sweep.sweep import Sweep
+
+_RUNS = 2
+
+
+@pytest.mark.timeout(1_200)
+def test_a_few_points_of_every_sink(run_directory: Path) -> None:
+    sinks, choose = tuple(SINKS), chooser(_RUNS, list(Fault), "")
+    for old in run_directory.glob("*.jsonl"):
+        old.unlink()
+    plan = Plan(run_directory / "work", run_directory, revision(), sinks, choose, time.monotonic() + 900)
+    Sweep(plan).run()
+
+    line = summary(sinks, run_directory, plan.revision, choose)
+
+    assert not any(line[name] for name in ("lost", "duplicated", "partial_checkpoints", "stuck", "left")), (
+        line
+    )
+    assert all(one["runs"] >= _RUNS for one in line["sinks"].values()), line
