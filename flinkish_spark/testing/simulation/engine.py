@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.control_source import ControlFile
@@ -104,14 +103,6 @@ class SimDeltaCommitter(DeltaCommitter):
         """Commit."""
         self._call.begins()
         return super().commit(checkpoint, committables)
-
-    def _commit(self, path: str, staged: list[Mapping[str, Any]], version: int) -> CommitAnswer:
-        answer = super()._commit(path, staged, version)
-        is_proven = answer.outcome is Outcome.LOST and self._epoch(path) < version
-        return replace(answer, is_proven_aborted=True) if is_proven else answer
-
-    def _epoch(self, path: str) -> int:
-        return int(self._tables.committed_version(path, self._app_id))
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Ask."""
