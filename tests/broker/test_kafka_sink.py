@@ -35,6 +35,7 @@ from flinkish_spark.kafka import KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.failures import classify
 from flinkish_spark.sinks.base import StageRequest, StageResult
 from flinkish_spark.testing import still_open
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.timeout(240)
 ENGINES = ("jvm", "python")
 SCHEMA = "k STRING, v BINARY, ts BIGINT, at TIMESTAMP, p INT, t STRING"
 SCHEMA += ", trace STRING, raw BINARY, n BIGINT, need STRING"
-CONTROL = "kind INT, checkpoint BIGINT, channel BIGINT, hash BIGINT"
+CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.HASH} BIGINT"
 #: A value for every field, so that a test names only what it is about.
 DEFAULTS = {"k": None, "v": b"v", "ts": None, "at": None, "p": None, "t": None}
 DEFAULTS |= {"trace": None, "raw": None, "n": None, "need": "x"}
