@@ -31,10 +31,10 @@ except ImportError as missing:
 _ADD_PARTITIONS_VERSION = 3
 _PRODUCE_VERSION = 11
 _INIT_PRODUCER_ID_VERSION = 4
-#: The oldest Metadata that can tell what a principal may do with a topic, as bits; its word for "unknown".
+#: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
 _TELLS_RIGHTS_VERSION = 8
-_RIGHTS_UNKNOWN = -(2**31)
-_WRITE = 1 << 4
+_RIGHTS_UNKNOWN = 31
+_WRITE = 4
 #: Java's: a producer without transactions has no time limit.
 _NO_TIME_LIMIT_MS = 2**31 - 1
 
@@ -144,8 +144,10 @@ class ProduceClient:
 
         async def body(admin: Any) -> list[str]:
             response = await admin._manager.send(request)
-            rights = {topic.name: int(topic.topic_authorized_operations) for topic in response.topics}
-            return [name for name, bits in rights.items() if bits != _RIGHTS_UNKNOWN and not bits & _WRITE]
+            rights = {topic.name: topic.authorized_operations for topic in response.topics}
+            # Anything but a set is kafka-python's word for "the broker did not say".
+            told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
+            return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
 
         what = "ask for rights on topics"
         return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)

@@ -151,6 +151,8 @@ class KafkaSource(StartsAtOffsets):
                     why="the source sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
+        if not isinstance(value, Json | Raw):
+            raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
         if isinstance(value, Json):
             check_names(self.metadata, json_schema(value))
         kafka_upstream.check_upstream(self.aligned_with, self.reader, self.has_side_outputs)
