@@ -34,10 +34,16 @@ class Destroyer:
     def __init__(self, world: World, ledger: Ledger) -> None:
         self._world, self._ledger = world, ledger
         self._chance = world.stream("destroyer")
+        #: By checkpoint, whether it is left alone.
+        self._spared: dict[int, bool] = {}
 
     def _unconfirmed(self, staged: Transaction | StagedFile) -> DecisionRecord | None:
         decision = self._ledger.decision_of(staged)
-        return None if decision is None or decision.has_receipt or decision.is_dead else decision
+        if decision is None or decision.has_receipt or decision.is_dead:
+            return None
+        # What was armed early must not always strike the first checkpoint.
+        is_spared = self._spared.setdefault(decision.checkpoint, self._chance.random() < 0.6)
+        return None if is_spared else decision
 
     def about_to_commit(self, one: Transaction) -> None:
         """Perhaps end decided transactions: this one, those of its task, its sink or of all sinks."""

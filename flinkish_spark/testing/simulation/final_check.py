@@ -17,7 +17,7 @@ from flinkish_spark.testing.simulation.world import InvariantBroken, World
 
 def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
     """Return what is wrong with the end of a run; None if nothing is."""
-    lost = invariants.ledger.commits.get(world.not_replayable or 0)
+    lost = invariants.lost_for_good()
     for uid, kind in zip(world.scenario.sink_uids, world.scenario.sinks, strict=True):
         visible = _of_topic(world, uid) if kind is SinkKind.TRANSACTIONS else _of_table(world, uid)
         rows = [row for origin, row in visible if _left_behind(invariants, origin) is None]

@@ -125,9 +125,13 @@ class ReplayChecks:
         return found
 
     def may_abort(self, staged: Transaction) -> bool:
-        """Whether something decided may be aborted: it is lost, or cannot be committed without what is."""
+        """Whether something decided may be aborted.
+
+        It is lost, cannot be committed without what is, or a rewind left the checkpoint behind.
+        """
         decision = self._ledger.decided[id(staged)]
-        return not decision.has_receipt and staged in self.lost(decision, staged.sink)
+        is_lost = decision.is_dead or staged in self.lost(decision, staged.sink)
+        return not decision.has_receipt and is_lost
 
     def is_lost(self, checkpoint: int) -> bool:
         """Whether something of a checkpoint was destroyed, or cannot be proven any more."""
