@@ -37,7 +37,7 @@ def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
         # What a zombie begins after that, nobody is there to sweep; the next start does.
         if one.began_us < world.told_to_stop_us or int(one.id.owner_epoch) == invariants.owner:
             return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{one.name} is still open")
-    left = world.disk.below(REPLAY)
+    left = [k for k in world.disk.below(REPLAY) if k.rpartition("/")[0] not in invariants.replays.strays]
     if left:
         return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{left[0]} is still there")
     return None

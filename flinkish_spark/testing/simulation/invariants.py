@@ -120,8 +120,9 @@ class Invariants:
             self._newest_record = max(self._newest_record, int(stem))
         elif folder == "restaged" and change.verb != "delete":
             self.replays.restaged(body_of(self._world.disk.objects[key]), change, self.owner)
-        elif folder == REPLAY and change.process in self.epochs:
-            self.replays.changed(self.epochs[change.process], key)
+        elif folder == REPLAY:
+            is_too_late = change.moment is Moment.LATE or self.has_newer_owner(change.process)
+            self.replays.changed(self.epochs.get(change.process), key, is_too_late=is_too_late)
         elif folder == "rewinds":
             self.decisions.rewound(body_of(self._world.disk.objects[key]))
         elif folder == PINS and change.verb == "delete" and stem.isdecimal():
