@@ -165,7 +165,8 @@ class JobDir:
         """Return the newest replay of a checkpoint, or None if there was none."""
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
-        return self._objects.read(key, "restaged", RestagedEpoch.from_json) if number else None
+        # One that is gone since it was listed was deleted with its checkpoint, behind the receipt.
+        return self._objects.optional(key, "restaged", RestagedEpoch.from_json) if number else None
 
     def create_restaged(self, restaged: RestagedEpoch) -> CreateResult:
         """Finish a replay; EXISTS means that somebody else has finished one with its number."""

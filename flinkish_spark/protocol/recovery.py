@@ -109,7 +109,7 @@ def _confirm(facts: RecoveryFacts) -> Step | None:
 
 
 def _replay(facts: RecoveryFacts) -> Step | None:
-    target = facts.order.target if facts.order is not None and not facts.refusal else None
+    target = facts.order.target if facts.order is not None else None
     for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
         is_given_up = target is not None and fact.checkpoint > target
         if not fact.has_receipt and fact.checkpoint in facts.lost and not is_given_up:
@@ -215,6 +215,12 @@ RULES = (
         _confirm,
     ),
     Rule(
+        "an order to go back that cannot be carried out",
+        "close it, and end the start with its reason",
+        "refused before anything is touched, and before what may end the start: no order waits for ever",
+        _refuse,
+    ),
+    Rule(
         "a COMMIT of which a sink's system has destroyed something, unless an order leaves it behind",
         "replay its micro-batches beside the job's log, stage again what is lost, confirm it",
         "behind the confirmation that found it out, and before anything that needs it confirmed",
@@ -225,12 +231,6 @@ RULES = (
         "pin its state",
         "Spark is not running, so nothing can be cleaned away meanwhile",
         _pin,
-    ),
-    Rule(
-        "an order to go back that cannot be carried out",
-        "close it, and end the start with its reason",
-        "refused before anything is touched",
-        _refuse,
     ),
     Rule(
         "an order to go back or a new beginning is wanted, and staged files are undecided",

@@ -319,6 +319,8 @@ class Recovery:
                 self._job_dir.delete_staged(batch.lineage, name)
         if facts.newest is not None:
             self._log.forget_retired()
+        # Of one that was cut off behind its end, or by an order that left its checkpoint behind.
+        self._log.end_replay()
 
     # -- waiting --------------------------------------------------------------------------------
     def _patiently(self, ask: Callable[[], T]) -> T:

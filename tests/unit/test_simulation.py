@@ -14,9 +14,10 @@ from flinkish_spark.testing.simulation import simulate, simulated_surroundings
 from flinkish_spark.testing.simulation.__main__ import main
 from flinkish_spark.testing.simulation.faults import FaultKind
 from flinkish_spark.testing.simulation.many import Summary, simulate_many
+from flinkish_spark.testing.simulation.patching import Variant
 from flinkish_spark.testing.simulation.rules import rule_table
 from flinkish_spark.testing.simulation.scenario import Tearing, draw_scenario
-from flinkish_spark.testing.simulation.variants import REQUIRED, VARIANTS, Variant
+from flinkish_spark.testing.simulation.variants import REQUIRED, VARIANTS
 
 SEEDS = range(1, 41)
 #: Seeds among which every variant is caught; `--variants` shows the first of each.

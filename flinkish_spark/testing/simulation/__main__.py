@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from flinkish_spark.testing.simulation.many import Summary, simulate_many
+from flinkish_spark.testing.simulation.patching import Variant
 from flinkish_spark.testing.simulation.runs import simulate
 from flinkish_spark.testing.simulation.surroundings import simulated_surroundings
-from flinkish_spark.testing.simulation.variants import VARIANTS, Variant
+from flinkish_spark.testing.simulation.variants import VARIANTS
 
 _COMMAND = "python -m flinkish_spark.testing.simulation"
 #: Failing seeds that are shown with their traces; the others are only named.

@@ -234,9 +234,7 @@ class Cluster:
 
     def _is_lost_for_good(self) -> bool:
         """Whether the job has ended since it cannot replay, and nobody has ordered it to go back."""
-        decision = self._invariants.ledger.commits.get(self._world.not_replayable or 0)
-        is_waiting = decision is not None and not decision.has_receipt and not decision.is_dead
-        return is_waiting and not goes_back(self._world.disk)
+        return self._invariants.lost_for_good() is not None and not goes_back(self._world.disk)
 
     def _is_unconfirmed(self) -> bool:
         commits = self._invariants.ledger.commits.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flinkish_spark.job_dir import REWIND_ORDER_KEY, REWINDING
+from flinkish_spark.runtime.pins import PINS
 from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
@@ -34,10 +35,16 @@ class Destroyer:
     def __init__(self, world: World, ledger: Ledger) -> None:
         self._world, self._ledger = world, ledger
         self._chance = world.stream("destroyer")
+        #: By checkpoint, whether it is left alone.
+        self._spared: dict[int, bool] = {}
 
     def _unconfirmed(self, staged: Transaction | StagedFile) -> DecisionRecord | None:
         decision = self._ledger.decision_of(staged)
-        return None if decision is None or decision.has_receipt or decision.is_dead else decision
+        if decision is None or decision.has_receipt or decision.is_dead:
+            return None
+        # What was armed early must not always strike the first checkpoint.
+        is_spared = self._spared.setdefault(decision.checkpoint, self._chance.random() < 0.4)
+        return None if is_spared else decision
 
     def about_to_commit(self, one: Transaction) -> None:
         """Perhaps end decided transactions: this one, those of its task, its sink or of all sinks."""
@@ -75,12 +82,23 @@ class Destroyer:
             self._ledger.destroy(file)
         self._follow_up(decision)
 
-    def about_to_finish(self, process: Process) -> None:
-        """Perhaps depose whoever is about to name what was staged again, or let the write fail."""
+    def about_to_write(self, process: Process, key: str) -> None:
+        """Perhaps depose whoever is about to name what was staged again, or let the write fail.
+
+        Also a pin, which the next checkpoint needs if it has to be replayed.
+        """
+        world = self._world
+        folder = key.partition("/")[0] if world.destruction.is_on else ""
+        if folder == PINS and self._chance.random() < 0.1:
+            world.faults.arm(K.REFUSED_WRITE)
+        if folder == "restaged":
+            self._about_to_finish(process)
+
+    def _about_to_finish(self, process: Process) -> None:
         world, chance = self._world, self._chance.random()
-        if not world.destruction.is_on or chance > 0.5:
+        if chance > 0.6:
             return
-        if chance < 0.15:
+        if chance < 0.25:
             world.faults.counts[K.ZOMBIE] += 1
             world.depose(process)
         else:

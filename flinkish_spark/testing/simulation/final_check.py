@@ -17,7 +17,7 @@ from flinkish_spark.testing.simulation.world import InvariantBroken, World
 
 def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
     """Return what is wrong with the end of a run; None if nothing is."""
-    lost = invariants.ledger.commits.get(world.not_replayable or 0)
+    lost = invariants.lost_for_good()
     for uid, kind in zip(world.scenario.sink_uids, world.scenario.sinks, strict=True):
         visible = _of_topic(world, uid) if kind is SinkKind.TRANSACTIONS else _of_table(world, uid)
         rows = [row for origin, row in visible if _left_behind(invariants, origin) is None]
@@ -37,7 +37,7 @@ def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
         # What a zombie begins after that, nobody is there to sweep; the next start does.
         if one.began_us < world.told_to_stop_us or int(one.id.owner_epoch) == invariants.owner:
             return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{one.name} is still open")
-    left = world.disk.below(f"{REPLAY}/{invariants.owner}-")
+    left = [k for k in world.disk.below(REPLAY) if k.rpartition("/")[0] not in invariants.replays.strays]
     if left:
         return InvariantBroken(Rule.NO_LEFTOVERS.name, f"{left[0]} is still there")
     return None

@@ -16,7 +16,7 @@ from flinkish_spark.runtime.pins import PINS
 from flinkish_spark.runtime.spark_log import REPLAY
 from flinkish_spark.testing.simulation.decision_checks import DecisionChecks
 from flinkish_spark.testing.simulation.destroying import DESTROYED, Destroyer
-from flinkish_spark.testing.simulation.ledger import Ledger, body_of
+from flinkish_spark.testing.simulation.ledger import DecisionRecord, Ledger, body_of
 from flinkish_spark.testing.simulation.outputs import StagedFile, Transaction, TransactionState
 from flinkish_spark.testing.simulation.replay_checks import ReplayChecks
 from flinkish_spark.testing.simulation.rules import Rule, require
@@ -71,6 +71,11 @@ class Invariants:
         """Whether somebody has begun to take the job over from a process."""
         return self._newest_record > self.epochs.get(process, 0)
 
+    def lost_for_good(self) -> DecisionRecord | None:
+        """Return the checkpoint that the job has ended with since it cannot be replayed."""
+        decision = self.ledger.commits.get(self._world.not_replayable or 0)
+        return None if decision is None or decision.has_receipt or decision.is_dead else decision
+
     def reads(self, process: Process, key: str) -> None:
         """Look at a read of the job directory by a driver."""
         if process in self.epochs:
@@ -115,8 +120,9 @@ class Invariants:
             self._newest_record = max(self._newest_record, int(stem))
         elif folder == "restaged" and change.verb != "delete":
             self.replays.restaged(body_of(self._world.disk.objects[key]), change, self.owner)
-        elif folder == REPLAY and change.process in self.epochs:
-            self.replays.changed(self.epochs[change.process], key)
+        elif folder == REPLAY:
+            is_too_late = change.moment is Moment.LATE or self.has_newer_owner(change.process)
+            self.replays.changed(self.epochs.get(change.process), key, is_too_late=is_too_late)
         elif folder == "rewinds":
             self.decisions.rewound(body_of(self._world.disk.objects[key]))
         elif folder == PINS and change.verb == "delete" and stem.isdecimal():

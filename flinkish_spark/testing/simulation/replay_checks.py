@@ -29,6 +29,8 @@ class ReplayChecks:
         self._world, self._ledger = world, ledger
         #: Processes whose replay saw its input in another order than the first run.
         self.confused: set[Process] = set()
+        #: Folders of replays into which somebody has written too late.
+        self.strays: set[str] = set()
 
     def _require(self, holds: bool, rule: Rule, detail: str) -> None:
         require(self._world, holds, rule, detail)
@@ -40,10 +42,14 @@ class ReplayChecks:
         is_lost = any(sink in d.lost_sinks and batch in {r.batch for r in d.batches} for d in waiting)
         self._require(is_lost, Rule.LOST_ALONE, f"{sink} stages micro-batch {batch} again and lost nothing")
 
-    def changed(self, epoch: int, key: str) -> None:
-        """Look at who changes something in the folder of a replay."""
+    def changed(self, epoch: int | None, key: str, *, is_too_late: bool) -> None:
+        """Look at who changes something in the folder of a replay; a JVM has no epoch."""
+        if is_too_late:
+            # Whoever wrote this has lost the job, or was told that it had not been written.
+            self.strays.add(key.rpartition("/")[0])
         owner = int(key.split("/")[1].partition("-")[0])
-        self._require(owner <= epoch, Rule.REPLAYS_APART, f"owner {epoch} changes {key}")
+        is_mine = epoch is None or owner <= epoch
+        self._require(is_mine, Rule.REPLAYS_APART, f"owner {epoch} changes {key}")
 
     def read(self, epoch: int, key: str) -> None:
         """Look at who reads in the folder of a replay."""
@@ -125,9 +131,13 @@ class ReplayChecks:
         return found
 
     def may_abort(self, staged: Transaction) -> bool:
-        """Whether something decided may be aborted: it is lost, or cannot be committed without what is."""
+        """Whether something decided may be aborted.
+
+        It is lost, cannot be committed without what is, or a rewind left the checkpoint behind.
+        """
         decision = self._ledger.decided[id(staged)]
-        return not decision.has_receipt and staged in self.lost(decision, staged.sink)
+        is_lost = decision.is_dead or staged in self.lost(decision, staged.sink)
+        return not decision.has_receipt and is_lost
 
     def is_lost(self, checkpoint: int) -> bool:
         """Whether something of a checkpoint was destroyed, or cannot be proven any more."""

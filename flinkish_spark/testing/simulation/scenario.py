@@ -206,7 +206,7 @@ def _weights(chance: random.Random, tearing: Tearing) -> tuple[tuple[K, float], 
 
 def _destruction(chance: random.Random) -> tuple[tuple[tuple[K, float], ...], int]:
     """Return how what is decided is destroyed: not at all in every other run."""
-    gap = chance.choice((60, 200))
+    gap = chance.choice((40, 90))
     if chance.random() < 0.5:
         return (), gap
     # Most replays must succeed, since a job that cannot replay has seen its end.

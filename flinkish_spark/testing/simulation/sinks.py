@@ -24,6 +24,7 @@ from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process
 from flinkish_spark.testing.simulation.world import World
 
 _PRODUCER_ID = 7
+_ALL_BITS = (1 << 64) - 1
 #: Longer than any process stands still between its look at a committable and the decision.
 _DECIDED_WITHIN_US = 10_000 * US_PER_MS
 #: Why a broker aborts a transaction by itself.
@@ -261,7 +262,7 @@ class _SimWriter(SinkWriter):
         barriers = _barriers(world, frame)
         for task in range(scenario.tasks):
             rows = [row for row in frame.rows if row.key % scenario.tasks == task]
-            digest = sum(hash(row) for row in rows)
+            digest = sum(_mixed(hash(row)) for row in rows)
             is_compared = len(scenario.sinks) > scenario.scans and not frame.is_replay
             if is_compared and world.struck(K.ROWS_DIFFER):
                 digest += 1
@@ -359,6 +360,14 @@ class SimDeltaWriter(_SimWriter):
         frame.job_step("file", uid)
         staged = table.stage(origin, rows)
         return [{"path": f"/{uid}", "actions": [{"add": {"path": staged.name}}]}]
+
+
+def _mixed(number: int) -> int:
+    """Return 64 bits that depend on all of `number`: sums of a tuple's own hashes often meet."""
+    number &= _ALL_BITS
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        number = (number ^ number >> shift) * factor & _ALL_BITS
+    return number ^ number >> 31
 
 
 def _handle(staged: Transaction) -> KafkaCommittable:

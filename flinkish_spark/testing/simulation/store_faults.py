@@ -152,8 +152,8 @@ class SimStore:
 
     def _change(self, verb: str, key: str, effect: Effect[T], data: bytes | None) -> T:
         world = self._world
-        if key.startswith("restaged/") and verb != "delete":
-            world.destroyer.about_to_finish(self._process)
+        if verb != "delete":
+            world.destroyer.about_to_write(self._process, key)
         world.step(f"store {verb}", key)
         if data is None:
             trouble = world.struck(K.LOST_REPLY, K.REFUSED_WRITE)

@@ -6,10 +6,7 @@ finds nothing to replace fails, so variants cannot rot unnoticed.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -36,33 +33,8 @@ from flinkish_spark.runtime.spark_log import COMMITS, SparkLog
 from flinkish_spark.runtime.standby import LockWait
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged
 from flinkish_spark.store import CreateResult
-
-Patch = AbstractContextManager[Any]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to be wrong.
-
-    Parameters
-    ----------
-    name
-        As the command line knows it.
-    patches
-        Make the patches; entered together.
-    """
-
-    name: str
-    patches: Callable[[], Sequence[Patch]]
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Break the product while the context is open."""
-        with ExitStack() as stack:
-            for patch in self.patches():
-                stack.enter_context(patch)
-            yield
-
+from flinkish_spark.testing.simulation.patching import Patch, Variant
+from flinkish_spark.testing.simulation.replay_variants import REPLAYS
 
 # -- the eight of the issue ---------------------------------------------------------------------------
 
@@ -349,4 +321,4 @@ MORE = (
     Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
     Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )
-VARIANTS = (*REQUIRED, *MORE)
+VARIANTS = (*REQUIRED, *MORE, *REPLAYS)

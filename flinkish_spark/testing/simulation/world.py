@@ -37,8 +37,8 @@ class DestroysDecided(Protocol):
     def about_to_add(self, one: StagedFile) -> None:
         """Perhaps delete a decided file, and others with it."""
 
-    def about_to_finish(self, process: Process) -> None:
-        """Perhaps let the write that finishes a replay go wrong."""
+    def about_to_write(self, process: Process, key: str) -> None:
+        """Perhaps let a write go wrong that a replay depends on."""
 
 
 class _DestroysNothing:
@@ -48,7 +48,7 @@ class _DestroysNothing:
     def about_to_add(self, one: StagedFile) -> None:
         """Do nothing."""
 
-    def about_to_finish(self, process: Process) -> None:
+    def about_to_write(self, process: Process, key: str) -> None:
         """Do nothing."""
 
 
