@@ -1,4 +1,4 @@
-"""Functions, printing and memory in a job; what a crash does to them is in tests/unit/test_simple_sinks.py."""
+"""Functions, printing and memory in a job; what a crash does to them is in the unit tests."""
 
 from __future__ import annotations
 
