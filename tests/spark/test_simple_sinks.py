@@ -1,4 +1,4 @@
-"""ForeachSink, ForeachCheckpointSink, PrintSink, MemorySink: rows of completed checkpoints, on the driver."""
+"""Functions, printing and memory in a job; what a crash does to them is in the unit tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from flinkish_spark import ForeachCheckpointSink, ForeachSink, MemorySink, NoRestart, PrintSink
-from flinkish_spark.errors import EnvironmentFault, UserFunctionError
-from flinkish_spark.testing.sinks import SinkUnderTest
+from flinkish_spark.errors import UserFunctionError
 from tests.support import environment, failure_of, rows
 from tests.two_phase_app import check_each_once, run_for, totals_of
 
@@ -63,59 +62,3 @@ def test_a_function_that_always_fails_ends_the_job_with_its_error(spark, tmp_pat
     error = failure_of(env)
     assert isinstance(error, UserFunctionError)
     assert "the function of sink 'each' failed at checkpoint 1" in str(error) and "nothing" in str(error)
-
-
-def subject_of(spark, tmp_path, make_sink) -> SinkUnderTest:
-    return SinkUnderTest(make_sink, lambda: [], spark, tmp_path / "folder")
-
-
-def test_a_crash_before_the_receipt_repeats_the_whole_checkpoint(spark, tmp_path) -> None:
-    seen = []
-    sink = ForeachSink(lambda row, checkpoint: seen.append((checkpoint, row)))
-    subject = subject_of(spark, tmp_path, lambda: sink)
-    first, checkpoint = subject.start(), subject.next_checkpoint()
-    staged = first.stage(subject.new_rows(), checkpoint=checkpoint)
-    assert not seen
-    first.commit(checkpoint, staged)
-    subject.start().commit(checkpoint, staged)
-    assert len(seen) == 10 and seen[:5] == seen[5:]
-    assert {c for c, _ in seen} == {checkpoint}
-
-
-def test_an_outage_is_waited_for(spark, tmp_path) -> None:
-    class Outage(EnvironmentFault):
-        restartable = True
-
-    def refuse(row, checkpoint):
-        raise Outage("no connection")
-
-    subject = subject_of(spark, tmp_path, lambda: ForeachSink(refuse))
-    process, checkpoint = subject.start(), subject.next_checkpoint()
-    staged = process.stage(subject.new_rows(), checkpoint=checkpoint)
-    answers = process.committer.commit(checkpoint, staged.committables)
-    assert {(a.outcome.name, a.detail) for a in answers} == {("RETRY", "no connection.")}
-
-
-def test_a_memory_sink_forgets_by_name_and_by_rewind(spark, tmp_path) -> None:
-    sink = MemorySink(str(tmp_path))
-    subject = subject_of(spark, tmp_path, lambda: MemorySink(sink.name))
-    process, checkpoints = subject.start(), [subject.next_checkpoint() for _ in range(3)]
-    for checkpoint in checkpoints:
-        process.commit(checkpoint, process.stage(subject.new_rows(2), checkpoint=checkpoint))
-    assert list(sink.by_checkpoint()) == list(map(int, checkpoints)) and len(sink.rows()) == 6
-    from flinkish_spark.protocol.ids import Lineage
-
-    process.committer.supersede(checkpoints[0], Lineage(1))
-    assert list(sink.by_checkpoint()) == [int(checkpoints[0])]
-    sink.clear()
-    assert sink.rows() == []
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: MemorySink(""), lambda: ForeachSink("no function"), lambda: PrintSink(7)]
-)
-def test_what_cannot_work_is_refused_at_once(make) -> None:
-    from flinkish_spark.errors import ConfigError
-
-    with pytest.raises(ConfigError, match="To do"):
-        make()
