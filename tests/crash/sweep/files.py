@@ -20,6 +20,15 @@ _FILE_EVENTS = {"os.link": 1, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
+def database_of(job: str) -> str:
+    """Return the name of a job's database on a server.
+
+    >>> database_of("jdbc-postgres")
+    'jdbc_postgres'
+    """
+    return job.replace("-", "_")
+
+
 class Jobs:
     """All jobs of this process, found by what they touch.
 
@@ -32,7 +41,12 @@ class Jobs:
     def __init__(self, base: Path, switches: Mapping[str, Switch], prefix: str = "") -> None:
         self.prefix = prefix
         self._base = f"{base}{os.sep}"
+        self._databases = {database_of(job): switch for job, switch in switches.items()}
         self.switches = switches
+
+    def of_database(self, name: str) -> Switch | None:
+        """Return the job that a database of a server belongs to."""
+        return self._databases.get(name)
 
     def of_path(self, path: object) -> tuple[Switch, str] | None:
         """Return the job that a path belongs to, and the path below its directory without ids."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
+import psycopg
 from kafka import TopicPartition
 from pyarrow import parquet
 
 from demo.delta_log import DeltaLog
 from demo.orders import Total
 from demo.topics import consumer_of
-from tests.crash.sweep.places import PARTITIONS
+from tests.crash.sweep.places import PARTITIONS, Database
+
+#: What sinks of databases write into.
+TABLE = "totals"
+_ROWS = f'SELECT "user", total, orders FROM {TABLE}'
 
 
 class Looker(Protocol):
@@ -72,6 +79,43 @@ class DeltaLooker:
         content = parquet.ParquetFile(self._table / name).read(columns=["user", "total", "orders"])
         columns = (content.column(column).to_pylist() for column in ("user", "total", "orders"))
         return Counter(zip(*columns, strict=True))
+
+    def close(self) -> None:
+        pass
+
+
+class SqliteLooker:
+    """Reads a table of a database file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def look(self) -> Counter[Total]:
+        if not Path(self._file).exists():
+            return Counter()
+        with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)) as database:
+            there = "SELECT 1 FROM sqlite_master WHERE name = ?"
+            if not database.execute(there, (TABLE,)).fetchall():
+                return Counter()
+            return Counter(database.execute(_ROWS).fetchall())
+
+    def close(self) -> None:
+        pass
+
+
+class PostgresLooker:
+    """Reads a table of a server's database, each time on a connection of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def look(self) -> Counter[Total]:
+        url = self._database.url.removeprefix("jdbc:")
+        login = {"user": self._database.user, "password": self._database.password}
+        with psycopg.connect(url, **login) as connection:
+            if not connection.execute("SELECT to_regclass(%s) IS NOT NULL", (TABLE,)).fetchall()[0][0]:
+                return Counter()
+            return Counter(connection.execute(_ROWS).fetchall())
 
     def close(self) -> None:
         pass
