@@ -16,7 +16,16 @@ from tests.crash.sweep.switch import Switch
 
 OUTAGE = "the sweep lets this call fail"
 #: Which argument names the file that a system call changes.
-_FILE_EVENTS = {"os.link": 1, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "os.truncate": 0}
+_FILE_EVENTS = {
+    "os.link": 1,
+    "os.rename": 1,
+    "os.remove": 0,
+    "os.rmdir": 0,
+    "os.mkdir": 0,
+    "os.truncate": 0,
+    # What is in the folder is removed by names relative to it, which no job can be told by.
+    "shutil.rmtree": 0,
+}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -88,7 +97,7 @@ def _changes(event: str, path: str) -> bool:
     match event:
         case "os.mkdir":
             return not os.path.lexists(path)
-        case "os.remove":
+        case "os.remove" | "shutil.rmtree":
             return os.path.lexists(path)
         case "os.rmdir":
             return os.path.isdir(path) and not os.listdir(path)

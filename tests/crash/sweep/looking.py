@@ -20,7 +20,7 @@ from tests.crash.sweep.places import PARTITIONS, Database
 
 #: What sinks of databases write into.
 TABLE = "totals"
-_ROWS = f'SELECT "user", total, orders FROM {TABLE}'
+_COLUMNS = '"user", total, orders'
 
 
 class Looker(Protocol):
@@ -84,11 +84,42 @@ class DeltaLooker:
         pass
 
 
-class SqliteLooker:
-    """Reads a table of a database file."""
+class FilesLooker:
+    """Reads files of JSON lines below a folder; those that begin with a dot or an underscore are hidden."""
 
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Counter[Total]] = {}
+
+    def look(self) -> Counter[Total]:
+        names = {str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file()}
+        visible = {name for name in names if not any(part[0] in "._" for part in name.split("/"))}
+        rows: Counter[Total] = Counter()
+        for name in visible:
+            if name not in self._files:
+                self._files[name] = self._read(name)
+            rows.update(self._files[name])
+        return rows
+
+    def _read(self, name: str) -> Counter[Total]:
+        lines = (self._folder / name).read_text(encoding="utf-8").splitlines()
+        return Counter((row["user"], row["total"], row["orders"]) for row in map(json.loads, lines))
+
+    def close(self) -> None:
+        pass
+
+
+class SqliteLooker:
+    """Reads a table of a database file.
+
+    Parameters
+    ----------
+    columns
+        What makes a row of the three that all sinks have.
+    """
+
+    def __init__(self, file: str, columns: str = _COLUMNS) -> None:
+        self._file, self._rows = file, f"SELECT {columns} FROM {TABLE}"
 
     def look(self) -> Counter[Total]:
         if not Path(self._file).exists():
@@ -97,7 +128,7 @@ class SqliteLooker:
             there = "SELECT 1 FROM sqlite_master WHERE name = ?"
             if not database.execute(there, (TABLE,)).fetchall():
                 return Counter()
-            return Counter(database.execute(_ROWS).fetchall())
+            return Counter(database.execute(self._rows).fetchall())
 
     def close(self) -> None:
         pass
@@ -115,7 +146,7 @@ class PostgresLooker:
         with psycopg.connect(url, **login) as connection:
             if not connection.execute("SELECT to_regclass(%s) IS NOT NULL", (TABLE,)).fetchall()[0][0]:
                 return Counter()
-            return Counter(connection.execute(_ROWS).fetchall())
+            return Counter(connection.execute(f"SELECT {_COLUMNS} FROM {TABLE}").fetchall())
 
     def close(self) -> None:
         pass
