@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -17,6 +19,7 @@ from flinkish_spark.errors import StoreError
 from flinkish_spark.store import CreateResult, LocalStore
 from tests.crash.sweep import databases, files, hooks
 from tests.crash.sweep.__main__ import chooser
+from tests.crash.sweep.looking import FilesLooker, SqliteLooker
 from tests.crash.sweep.places import Fleet, Place
 from tests.crash.sweep.points import (
     TRIGGER,
@@ -33,7 +36,7 @@ from tests.crash.sweep.points import (
     without_ids,
 )
 from tests.crash.sweep.results import Result, Results
-from tests.crash.sweep.sinks import newest_totals, orders_in
+from tests.crash.sweep.sinks import newest_totals, orders_in, without_counts
 from tests.crash.sweep.subject import Verdict
 from tests.crash.sweep.switch import Switch
 from tests.crash.sweep.wire import KafkaProxy, kafka_frame
@@ -386,6 +389,29 @@ def test_an_upsert_shows_the_newest_row_of_each_user_and_counts_all():
     rows = newest_totals(values)
     assert len(rows) == len({user for user, _, _ in expected_totals(values)})
     assert orders_in(rows) == 200
+
+
+def test_a_reader_of_files_does_not_see_hidden_ones(tmp_path):
+    row = '{"user": "a", "total": 1, "orders": 1}\n'
+    looker = FilesLooker(tmp_path)
+    assert looker.look() == Counter()
+    for name in ("one.json", "day=1/two.json", "_pending/three.json", "day=1/.four.json", "_SUCCESS"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(row)
+    assert looker.look() == Counter({("a", 1, 1): 2})
+
+
+def test_a_reader_of_a_database_sees_nothing_before_there_is_a_table(tmp_path):
+    file = str(tmp_path / "db")
+    looker = SqliteLooker(file, "user, total, 0")
+    assert looker.look() == Counter()
+    with sqlite3.connect(file) as database:
+        assert looker.look() == Counter()
+        database.execute("CREATE TABLE totals (user TEXT, total INTEGER)")
+        database.execute("INSERT INTO totals VALUES ('a', 3)")
+    assert looker.look() == Counter({("a", 3, 0): 1})
+    value = next(generate(1)).value
+    assert {row[2] for row in without_counts([value])} == {0}
 
 
 def test_what_the_process_is_told_is_what_its_parent_knows(tmp_path):

@@ -190,6 +190,7 @@ def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
         hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, outage)
     hooks.hook_methods(jobs, HadoopFiles, "hadoop", _DELTA_WRITES, outage)
     databases.hook_sqlite(jobs)
+    databases.hook_postgres(jobs)
     files.hook_files(jobs)
 
 

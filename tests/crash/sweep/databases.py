@@ -1,4 +1,7 @@
-"""Puts switches into statements to databases. Jobs are told apart by the database file."""
+"""Puts switches into statements to databases.
+
+Jobs are told apart by the database: by its file, or by its name, which begins with the job's.
+"""
 
 from __future__ import annotations
 
@@ -73,3 +76,32 @@ def sql_call(sql: str, system: str) -> Call:
     words = without_ids(" ".join(sql.split()))[:60]
     is_read = words.split(" ", 1)[0].upper() in ("SELECT", "PRAGMA", "SHOW", "")
     return Call(f"{system} {words}", Layer.SQL, Effect.READ if is_read else Effect.WRITE)
+
+
+# -- PostgreSQL -------------------------------------------------------------------------------------
+def hook_postgres(jobs: Jobs) -> None:
+    """Watch what goes through psycopg's cursors; in a process that has psycopg."""
+    import psycopg
+
+    for name in ("execute", "executemany", "copy"):
+        setattr(psycopg.Cursor, name, _cursor_method(jobs, getattr(psycopg.Cursor, name)))
+
+
+def _cursor_method(jobs: Jobs, original: Callable[..., Any]) -> Callable[..., Any]:
+    import psycopg
+
+    @functools.wraps(original)
+    def wrapped(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        found = jobs.of_database(str(self.connection.info.dbname))
+        if found is None:
+            return original(self, query, *args, **kwargs)
+
+        def lost() -> BaseException:
+            # Who loses an answer loses the connection, and the server ends what was open on it.
+            self.connection.close()
+            return psycopg.OperationalError(OUTAGE)
+
+        call = sql_call(str(query), "postgres")
+        return found.around(call, functools.partial(original, self, query, *args, **kwargs), lost)
+
+    return wrapped

@@ -16,8 +16,26 @@ from tests.crash.sweep.switch import Switch
 
 OUTAGE = "the sweep lets this call fail"
 #: Which argument names the file that a system call changes.
-_FILE_EVENTS = {"os.link": 1, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "os.truncate": 0}
+_FILE_EVENTS = {
+    "os.link": 1,
+    "os.rename": 1,
+    "os.remove": 0,
+    "os.rmdir": 0,
+    "os.mkdir": 0,
+    "os.truncate": 0,
+    # What is in the folder is removed by names relative to it, which no job can be told by.
+    "shutil.rmtree": 0,
+}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def database_of(job: str) -> str:
+    """Return the name of a job's database on a server.
+
+    >>> database_of("jdbc-postgres")
+    'jdbc_postgres'
+    """
+    return job.replace("-", "_")
 
 
 class Jobs:
@@ -32,7 +50,12 @@ class Jobs:
     def __init__(self, base: Path, switches: Mapping[str, Switch], prefix: str = "") -> None:
         self.prefix = prefix
         self._base = f"{base}{os.sep}"
+        self._databases = {database_of(job): switch for job, switch in switches.items()}
         self.switches = switches
+
+    def of_database(self, name: str) -> Switch | None:
+        """Return the job that a database of a server belongs to."""
+        return self._databases.get(name)
 
     def of_path(self, path: object) -> tuple[Switch, str] | None:
         """Return the job that a path belongs to, and the path below its directory without ids."""
@@ -74,7 +97,7 @@ def _changes(event: str, path: str) -> bool:
     match event:
         case "os.mkdir":
             return not os.path.lexists(path)
-        case "os.remove":
+        case "os.remove" | "shutil.rmtree":
             return os.path.lexists(path)
         case "os.rmdir":
             return os.path.isdir(path) and not os.listdir(path)

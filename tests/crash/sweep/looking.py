@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
+import psycopg
 from kafka import TopicPartition
 from pyarrow import parquet
 
 from demo.delta_log import DeltaLog
 from demo.orders import Total
 from demo.topics import consumer_of
-from tests.crash.sweep.places import PARTITIONS
+from tests.crash.sweep.places import PARTITIONS, Database
+
+#: What sinks of databases write into.
+TABLE = "totals"
+_COLUMNS = '"user", total, orders'
 
 
 class Looker(Protocol):
@@ -72,6 +79,74 @@ class DeltaLooker:
         content = parquet.ParquetFile(self._table / name).read(columns=["user", "total", "orders"])
         columns = (content.column(column).to_pylist() for column in ("user", "total", "orders"))
         return Counter(zip(*columns, strict=True))
+
+    def close(self) -> None:
+        pass
+
+
+class FilesLooker:
+    """Reads files of JSON lines below a folder; those that begin with a dot or an underscore are hidden."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Counter[Total]] = {}
+
+    def look(self) -> Counter[Total]:
+        names = {str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file()}
+        visible = {name for name in names if not any(part[0] in "._" for part in name.split("/"))}
+        rows: Counter[Total] = Counter()
+        for name in visible:
+            if name not in self._files:
+                self._files[name] = self._read(name)
+            rows.update(self._files[name])
+        return rows
+
+    def _read(self, name: str) -> Counter[Total]:
+        lines = (self._folder / name).read_text(encoding="utf-8").splitlines()
+        return Counter((row["user"], row["total"], row["orders"]) for row in map(json.loads, lines))
+
+    def close(self) -> None:
+        pass
+
+
+class SqliteLooker:
+    """Reads a table of a database file.
+
+    Parameters
+    ----------
+    columns
+        What makes a row of the three that all sinks have.
+    """
+
+    def __init__(self, file: str, columns: str = _COLUMNS) -> None:
+        self._file, self._rows = file, f"SELECT {columns} FROM {TABLE}"
+
+    def look(self) -> Counter[Total]:
+        if not Path(self._file).exists():
+            return Counter()
+        with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)) as database:
+            there = "SELECT 1 FROM sqlite_master WHERE name = ?"
+            if not database.execute(there, (TABLE,)).fetchall():
+                return Counter()
+            return Counter(database.execute(self._rows).fetchall())
+
+    def close(self) -> None:
+        pass
+
+
+class PostgresLooker:
+    """Reads a table of a server's database, each time on a connection of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def look(self) -> Counter[Total]:
+        url = self._database.url.removeprefix("jdbc:")
+        login = {"user": self._database.user, "password": self._database.password}
+        with psycopg.connect(url, **login) as connection:
+            if not connection.execute("SELECT to_regclass(%s) IS NOT NULL", (TABLE,)).fetchall()[0][0]:
+                return Counter()
+            return Counter(connection.execute(f"SELECT {_COLUMNS} FROM {TABLE}").fetchall())
 
     def close(self) -> None:
         pass

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 PARTITIONS = 2
 #: Where the process under test finds the options of its JVM.
 JVM_VARIABLE = "FLINKISH_SWEEP_JVM"
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database of a server's that is one job's alone; the server ends with the sweep."""
+
+    url: str
+    user: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Place:
         Where the job reaches Kafka, and the broker's listener behind that.
     broker
         Where everybody else reaches Kafka.
+    database
+        Of a sink that needs a server.
     """
 
     sink: str
@@ -33,6 +45,7 @@ class Place:
     proxy_port: int
     upstream_port: int
     broker: str
+    database: Database | None = None
 
     @property
     def servers(self) -> str:
@@ -88,6 +101,17 @@ class Fleet:
     @classmethod
     def from_json(cls, text: str) -> Fleet:
         value = json.loads(text)
-        places = tuple(Place(**{**one, "directory": Path(one["directory"])}) for one in value["places"])
+        places = tuple(_place(one) for one in value["places"])
         paths = (Path(value[name]) for name in ("base", "scratch", "jars", "control"))
         return cls(*paths, places)
+
+
+def _place(value: dict[str, Any]) -> Place:
+    database = value["database"]
+    return Place(
+        **{
+            **value,
+            "directory": Path(value["directory"]),
+            "database": None if database is None else Database(**database),
+        }
+    )

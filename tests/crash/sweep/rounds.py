@@ -10,16 +10,19 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from demo.process import JobProcess
 from demo.rig import ROOT
 from flinkish_spark.jars import pinned_jars, shim_jar
+from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
+from tests.crash.sweep.files import database_of
 from tests.crash.sweep.life import Life, SweptBroker, job_process
-from tests.crash.sweep.places import Fleet
+from tests.crash.sweep.places import Database, Fleet, Place
 from tests.crash.sweep.points import Call, Run, fault_runs, kill_runs
 from tests.crash.sweep.results import Result, Results
+from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.subject import Subject, Verdict
 
 _UP_S = 180.0
@@ -91,6 +94,9 @@ class Rounds(ABC):
         with ExitStack() as stack:
             broker = stack.enter_context(SweptBroker(plan.directory / "broker", plan.sinks))
             places = tuple(broker.place(base, sink) for sink in plan.sinks)
+            if any(SINKS[sink].needs_postgres for sink in plan.sinks):
+                server = stack.enter_context(LocalPostgres(unpack_postgres(ROOT / "build" / "postgres")))
+                places = tuple(_with_database(place, server) for place in places)
             # A Unix socket's path is short, and directories of checkouts may be long.
             self._fleet = Fleet(
                 base, plan.directory / "scratch", ROOT / "build" / "jars", plan.directory / "control", places
@@ -162,3 +168,14 @@ class Rounds(ABC):
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)
+
+
+def _with_database(place: Place, server: LocalPostgres) -> Place:
+    """Make a database for a job that needs one."""
+    if not SINKS[place.sink].needs_postgres:
+        return place
+    name = database_of(place.sink)
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    url = server.url.replace(f"/{server.database}", f"/{name}")
+    return replace(place, database=Database(url, server.user, server.password))

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import DeltaSink, Json, KafkaSink, Upsert
+from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, Json, KafkaSink, Upsert
 from flinkish_spark.sinks.base import Sink
-from tests.crash.sweep.looking import DeltaLooker, Looker, TopicLooker
-from tests.crash.sweep.places import Place
+from tests.crash.sweep.looking import (
+    TABLE,
+    DeltaLooker,
+    FilesLooker,
+    Looker,
+    PostgresLooker,
+    SqliteLooker,
+    TopicLooker,
+)
+from tests.crash.sweep.places import Database, Place
+from tests.two_phase_page import sqlite_sink_class
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class SinkUnderTest:
         From the input's values, by partition in order, to the rows that must be visible.
     weight
         How many staged rows the visible ones stand for.
+    needs_postgres
+        Whether its place has a database of a server.
     """
 
     name: str
@@ -37,6 +48,7 @@ class SinkUnderTest:
     looker: Callable[[Place], Looker]
     expected: Callable[[Iterable[bytes]], Counter[Total]] = expected_totals
     weight: Callable[[Counter[Total]], int] = Counter.total
+    needs_postgres: bool = False
 
 
 def newest_totals(values: Iterable[bytes]) -> Counter[Total]:
@@ -60,6 +72,25 @@ def _delta_upsert(place: Place) -> Sink:
     return DeltaSink(str(place.output), mode=Upsert(keys=("user",)))
 
 
+def _sqlite_file(place: Place) -> str:
+    return str(place.output.with_suffix(".db"))
+
+
+def _jdbc_sqlite(place: Place) -> Sink:
+    # Rows are added and not upserted: one that comes twice shows.
+    return JdbcSink(f"jdbc:sqlite:{_sqlite_file(place)}", TABLE, create_table=True)
+
+
+def _jdbc_postgres(place: Place) -> Sink:
+    database = _database(place)
+    return JdbcSink(database.url, TABLE, user=database.user, password=database.password, create_table=True)
+
+
+def _database(place: Place) -> Database:
+    assert place.database is not None
+    return place.database
+
+
 def _topic(place: Place) -> Looker:
     return TopicLooker(place.broker, place.output_topic)
 
@@ -68,10 +99,45 @@ def _table(place: Place) -> Looker:
     return DeltaLooker(place.output)
 
 
+def _sqlite_table(place: Place) -> Looker:
+    return SqliteLooker(_sqlite_file(place))
+
+
+def _postgres_table(place: Place) -> Looker:
+    return PostgresLooker(_database(place))
+
+
+def without_counts(values: Iterable[bytes]) -> Counter[Total]:
+    """Return the rows of a sink that keeps users and totals only."""
+    rows: Counter[Total] = Counter()
+    for (user, total, _), times in expected_totals(values).items():
+        rows[user, total, 0] += times
+    return rows
+
+
+def _two_phase(place: Place) -> Sink:
+    """Return the example of docs/two-phase-sinks.md."""
+    place.output.mkdir(parents=True, exist_ok=True)
+    sink: Sink = sqlite_sink_class()(str(place.output / "totals.db"), str(place.output / "staged"))
+    return sink
+
+
+def _json_files(place: Place) -> Looker:
+    return FilesLooker(place.output)
+
+
+def _two_phase_table(place: Place) -> Looker:
+    return SqliteLooker(str(place.output / "totals.db"), "user, total, 0")
+
+
 _ALL: Sequence[SinkUnderTest] = (
     SinkUnderTest("kafka-jvm", "jvm", _kafka("jvm"), _topic),
     SinkUnderTest("kafka-python", "python", _kafka("python"), _topic),
     SinkUnderTest("delta", "jvm", lambda place: DeltaSink(str(place.output)), _table),
     SinkUnderTest("delta-upsert", "jvm", _delta_upsert, _table, newest_totals, orders_in),
+    SinkUnderTest("files", "jvm", lambda place: FileSink(str(place.output), FileFormat.JSON), _json_files),
+    SinkUnderTest("jdbc-sqlite", "jvm", _jdbc_sqlite, _sqlite_table),
+    SinkUnderTest("jdbc-postgres", "jvm", _jdbc_postgres, _postgres_table, needs_postgres=True),
+    SinkUnderTest("two-phase", "jvm", _two_phase, _two_phase_table, without_counts),
 )
 SINKS: Mapping[str, SinkUnderTest] = {one.name: one for one in _ALL}
