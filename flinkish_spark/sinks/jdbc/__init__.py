@@ -1,0 +1,1 @@
+"""The JDBC sink: one database transaction per checkpoint, out of the write-ahead buffer."""

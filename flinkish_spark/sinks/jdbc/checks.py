@@ -1,0 +1,180 @@
+"""What a JDBC sink refuses before anything starts."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.sinks.base import SinkContext
+from flinkish_spark.sinks.jdbc.committer import Database
+from flinkish_spark.sinks.jdbc.control import ControlTable
+from flinkish_spark.sinks.jdbc.dialect import ColumnInfo, Session, WriteMode
+from flinkish_spark.sinks.jdbc.settings import JdbcSettings
+from flinkish_spark.sinks.jdbc.types import is_supported
+
+_NO_CONVERSION = "change the column, or cast the field with transform(...)"
+
+
+class _LookedEnough(Exception):
+    """Ends the transaction of the checks, so that it is rolled back."""
+
+
+class Checks:
+    """Checks of a sink against its stream and its database.
+
+    Parameters
+    ----------
+    settings, context
+        Of the sink.
+    """
+
+    def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
+        self._settings, self._context = settings, context
+        self._where = f"sink '{context.uid}'"
+
+    def run(self) -> None:
+        """Look at everything; what is created for a look is taken back where the database can.
+
+        Raises
+        ------
+        ConfigError, SchemaError
+            Settings, stream and table do not fit.
+        EnvironmentFault
+            The database cannot be used, or refuses the sink's user.
+        """
+        self._check_stream()
+        dialect = self._settings.dialect
+        database = Database(self._settings, self._context.uid)
+        try:
+            with database.use() as session:
+                if not dialect.has_transactional_ddl:
+                    self._settings.create_tables(session, self._context.schema)
+                try:
+                    with session.transaction(dialect.begin):
+                        self._settings.create_tables(session, self._context.schema)
+                        self._check_table(session)
+                        self._try_all(session)
+                        raise _LookedEnough
+                except _LookedEnough:
+                    pass
+        finally:
+            database.close()
+
+    # -- the stream -----------------------------------------------------------------------------
+    def _check_stream(self) -> None:
+        settings, schema = self._settings, self._context.schema
+        for name in (*settings.key, *filter(None, [settings.delete_when])):
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self._where} names the column '{name}', which its stream does not have",
+                    what_to_do=f"choose from {', '.join(schema.names)}",
+                )
+        for field in schema.fields:
+            if not is_supported(field.dataType):
+                raise SchemaError(
+                    f"{self._where} cannot write the field '{field.name}' of type "
+                    f"{field.dataType.simpleString()}",
+                    what_to_do="cast it to another type with transform(...)",
+                )
+            if field.name in settings.key and isinstance(
+                field.dataType, T.ArrayType | T.MapType | T.StructType
+            ):
+                raise SchemaError(
+                    f"the key of {self._where} has the column '{field.name}' of type "
+                    f"{field.dataType.simpleString()}",
+                    why="it is stored as JSON, which databases do not compare as a key",
+                    what_to_do="choose columns with one value each",
+                )
+        if settings.delete_when and schema[settings.delete_when].dataType != T.BooleanType():
+            raise SchemaError(
+                f"delete_when of {self._where} is the column '{settings.delete_when}', which is no BOOLEAN",
+                what_to_do="compute one with transform(...)",
+            )
+        if not settings.target(schema).columns:
+            raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
+
+    # -- the table ------------------------------------------------------------------------------
+    def _check_table(self, session: Session) -> None:
+        settings, dialect = self._settings, self._settings.dialect
+        columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
+        if not columns:
+            raise SchemaError(
+                f"{self._where} writes into the table {settings.table_name}, which is not in {settings.url}",
+                what_to_do="create it, or set create_table=True",
+            )
+        for field in self._context.schema.fields:
+            if field.name != settings.delete_when:
+                self._check_column(field, columns)
+        written = settings.target(self._context.schema).columns
+        for column in columns.values():
+            if column.must_be_given and column.name not in written:
+                raise SchemaError(
+                    f"the column '{column.name}' of {settings.table_name} must have a value, and "
+                    f"{self._where} has none for it",
+                    what_to_do="give the column a default, or the stream the field",
+                )
+        if settings.mode is WriteMode.UPSERT:
+            self._check_key(session)
+
+    def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
+        table = self._settings.table_name
+        column = columns.get(field.name)
+        if column is None:
+            raise SchemaError(
+                f"{self._where} writes the field '{field.name}', for which {table} has no column",
+                why="names are compared letter by letter, case included",
+                what_to_do=f"rename it to one of {', '.join(columns)}, leave it out, or add the column",
+            )
+        why = self._settings.dialect.why_unfit(field.dataType, column)
+        if why:
+            raise SchemaError(
+                f"the field '{field.name}' of type {field.dataType.simpleString()} does not fit the column "
+                f"of type {column.type} in {table}, {self._where}",
+                why=why,
+                what_to_do=_NO_CONVERSION,
+            )
+
+    def _check_key(self, session: Session) -> None:
+        settings = self._settings
+        unique = settings.dialect.unique_keys_of(session, settings.table_name)
+        if frozenset(settings.key) not in unique:
+            raise SchemaError(
+                f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} has no "
+                "unique constraint on exactly these columns",
+                why="without it a row could not take the place of the one before",
+                what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
+            )
+        if settings.dialect.name == "mysql" and len(set(unique)) > 1:
+            raise SchemaError(
+                f"{settings.table_name} of {self._where} has more than one unique index",
+                why="MySQL's upsert replaces a row that is equal in any of them",
+                what_to_do="keep one unique index, the key's",
+            )
+
+    def _try_all(self, session: Session) -> None:
+        """Run the statements of a checkpoint without rows: the database checks rights by itself."""
+        settings, context = self._settings, self._context
+        target = settings.target(context.schema)
+        settings.dialect.probe(session, target, deletes=bool(settings.delete_when))
+        control = ControlTable(
+            settings.dialect, settings.control_table, context.job, context.uid, context.owner_epoch
+        )
+        control.try_out(session)
+
+
+def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:
+    """Raise ConfigError for settings that contradict each other."""
+    if mode is WriteMode.UPSERT and not key:
+        raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
+    if delete_when and mode is WriteMode.INSERT:
+        raise ConfigError(
+            "delete_when needs mode='upsert'", why="rows are deleted by their key", what_to_do="set the mode"
+        )
+    if delete_when in key and delete_when:
+        raise ConfigError(
+            f"delete_when='{delete_when}' is a column of the key",
+            why="it says what happens to a row and is not stored",
+            what_to_do="use a column of its own",
+        )
+    if len(set(key)) < len(key):
+        raise ConfigError("the key names a column twice", what_to_do="name each once")

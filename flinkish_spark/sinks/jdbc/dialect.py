@@ -1,0 +1,320 @@
+"""What differs between databases, behind one class; and a connection that only runs statements.
+
+SQL is put together from two things only: text of this package, and identifiers through
+:meth:`Dialect.quoted`. Values go as parameters, always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.sinks.jdbc.names import TableName
+from flinkish_spark.sinks.jdbc.url import JdbcUrl
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import types as T
+
+Params = tuple[Any, ...]
+
+
+class Trouble(enum.Enum):
+    """What an error of a database means for a checkpoint that is decided."""
+
+    #: It may go away: connection lost, locked, restarting, full.
+    PASSING = "PASSING"
+    #: It is about the values: a constraint, a length, a cast. Other rows may be taken.
+    REFUSED = "REFUSED"
+    #: Somebody has to see to it: no such table, no right, a bug.
+    LASTING = "LASTING"
+
+
+class WriteMode(enum.Enum):
+    """How rows go into the table."""
+
+    #: Each row is a new one.
+    INSERT = "insert"
+    #: A row takes the place of the one with its key.
+    UPSERT = "upsert"
+
+    @classmethod
+    def of(cls, value: str | WriteMode) -> WriteMode:
+        """Return the mode a user named."""
+        try:
+            return cls(value)
+        except ValueError:
+            raise ConfigError(
+                f"mode={value!r} is no way to write into a table", what_to_do="use 'insert' or 'upsert'"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go.
+
+    Parameters
+    ----------
+    table, columns, key
+        The table, the columns that are written, in the order of parameters, and those of its key.
+    mode
+        What happens to a row whose key is there.
+    """
+
+    table: TableName
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    mode: WriteMode
+
+    def with_columns(self, columns: Sequence[str]) -> Target:
+        """Return the same for rows with other columns."""
+        return replace(self, columns=tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a connection is made; the password is in it, so it is made for a moment only."""
+
+    url: JdbcUrl
+    user: str
+    password: str
+    timeout_ms: int
+
+    def __repr__(self) -> str:
+        return f"Login({self.url})"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column of a table as the database describes it.
+
+    Parameters
+    ----------
+    name, type
+        The type as the database writes it, in lower case.
+    must_be_given
+        Whether a row without it is refused: not null, and no default.
+    """
+
+    name: str
+    type: str
+    must_be_given: bool
+
+
+class Session:
+    """A connection of a dialect; every statement of the sink goes through here.
+
+    Parameters
+    ----------
+    connection
+        Of the DB-API driver, in autocommit: transactions are begun and ended by statements.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection, self._depth = connection, 0
+
+    def run(self, sql: str, params: Params = ()) -> int:
+        """Run a statement; return how many rows it changed."""
+        with contextlib.closing(self.connection.cursor()) as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """Run a query; return its rows."""
+        with contextlib.closing(self.connection.cursor()) as cursor:
+            cursor.execute(sql, params)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def run_many(self, sql: str, params: Sequence[Params]) -> None:
+        """Run a statement once for each of `params`."""
+        with contextlib.closing(self.connection.cursor()) as cursor:
+            cursor.executemany(sql, params)
+
+    @contextlib.contextmanager
+    def transaction(self, begin: Sequence[str]) -> Iterator[None]:
+        """Commit what the block does, or nothing of it.
+
+        An error of the COMMIT itself says nothing about whether it was done.
+        """
+        try:
+            for statement in begin:
+                self.run(statement)
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.run("ROLLBACK")
+            raise
+        self.run("COMMIT")
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Keep what the block does within the transaction, or nothing of it."""
+        self._depth += 1
+        name = f"flinkish_{self._depth}"
+        self.run(f"SAVEPOINT {name}")
+        try:
+            yield
+        except Exception:
+            self.run(f"ROLLBACK TO SAVEPOINT {name}")
+            raise
+        else:
+            self.run(f"RELEASE SAVEPOINT {name}")
+        finally:
+            self._depth -= 1
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+        with contextlib.suppress(Exception):
+            self.connection.close()
+
+
+class Dialect(ABC):
+    """One kind of database. Stateless; its statements are for :class:`Session`."""
+
+    #: As in a JDBC URL.
+    name: str
+    #: What stands for a parameter.
+    marker: str
+    #: Statements that begin a transaction in which rows are written.
+    begin: tuple[str, ...] = ("BEGIN",)
+    #: Whether a ROLLBACK takes back a CREATE TABLE.
+    has_transactional_ddl = True
+    #: Types of the control and dead-letter tables, by what they hold.
+    text, name_text, number = "TEXT", "TEXT", "BIGINT"
+    _quote = '"'
+    _longest_identifier_bytes = 1 << 16
+
+    # -- connections ----------------------------------------------------------------------------
+    @abstractmethod
+    def connect(self, login: Login) -> Any:
+        """Return a connection of the driver, in autocommit.
+
+        Raises
+        ------
+        DriverMissing
+            The driver is not installed.
+        Exception
+            Of the driver, to be classified.
+        """
+
+    @abstractmethod
+    def interrupt(self, connection: Any) -> None:
+        """Make a statement that another thread runs fail soon. Never raises."""
+
+    @abstractmethod
+    def trouble(self, error: BaseException) -> Trouble:
+        """Say what an error means."""
+
+    def reason(self, error: BaseException) -> str:
+        """Return an error's text in one line."""
+        return " ".join(str(error).split()) or type(error).__name__
+
+    # -- statements -----------------------------------------------------------------------------
+    def quoted(self, identifier: str) -> str:
+        """Return an identifier for SQL, whatever characters it has.
+
+        Raises
+        ------
+        ConfigError
+            No quoting makes it one that this database keeps as it is.
+        """
+        size = len(identifier.encode())
+        if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
+            raise ConfigError(
+                f"{identifier!r} cannot be the name of a table or column in {self.name}",
+                why=f"names have 1 to {self._longest_identifier_bytes} bytes and no zero byte",
+                what_to_do="use another name",
+            )
+        quote = self._quote
+        return quote + self._escaped(identifier).replace(quote, quote * 2) + quote
+
+    def _escaped(self, text: str) -> str:
+        """Return text that the driver does not take for a parameter."""
+        return text.replace("%", "%%") if self.marker == "%s" else text
+
+    def table(self, name: TableName) -> str:
+        """Return a table's name for SQL."""
+        return ".".join(self.quoted(part) for part in name.parts)
+
+    def list_of(self, columns: Sequence[str]) -> str:
+        """Return columns for SQL, with commas in between."""
+        return ", ".join(self.quoted(column) for column in columns)
+
+    def insert(self, table: TableName, columns: Sequence[str]) -> str:
+        """Return the INSERT of one row."""
+        markers = ", ".join([self.marker] * len(columns))
+        return f"INSERT INTO {self.table(table)} ({self.list_of(columns)}) VALUES ({markers})"
+
+    def on_conflict(self, target: Target) -> str:
+        """Return what an INSERT says about rows whose key is there; empty for a plain insert."""
+        if target.mode is WriteMode.INSERT:
+            return ""
+        others = [c for c in target.columns if c not in target.key]
+        sets = ", ".join(f"{self.quoted(c)} = EXCLUDED.{self.quoted(c)}" for c in others)
+        action = f"UPDATE SET {sets}" if sets else "NOTHING"
+        return f" ON CONFLICT ({self.list_of(target.key)}) DO {action}"
+
+    def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Return the INSERT of one row that does nothing if its key is there."""
+        return f"{self.insert(table, columns)} ON CONFLICT ({self.list_of(key)}) DO NOTHING"
+
+    def delete_by_key(self, target: Target) -> str:
+        """Return the DELETE of the row with a key."""
+        where = " AND ".join(f"{self.quoted(c)} = {self.marker}" for c in target.key)
+        return f"DELETE FROM {self.table(target.table)} WHERE {where}"
+
+    def create_table(
+        self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
+    ) -> str:
+        """Return the CREATE TABLE; columns as name and type."""
+        parts = [f"{self.quoted(name)} {type_}" for name, type_ in columns]
+        parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
+        return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
+
+    # -- rows -----------------------------------------------------------------------------------
+    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Insert or upsert rows with keys that differ, in the fastest way there is."""
+        session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
+
+    def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
+        """Delete the rows that have these keys."""
+        session.run_many(self.delete_by_key(target), keys)
+
+    def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
+        """Have the database check columns, key and rights by writing no rows; within a transaction."""
+        names, table = self.list_of(target.columns), self.table(target.table)
+        nothing = f"INSERT INTO {table} ({names}) SELECT {names} FROM {table} WHERE 1 = 0"
+        session.run(nothing + self.on_conflict(target))
+        if deletes:
+            session.run(f"DELETE FROM {table} WHERE 1 = 0")
+
+    # -- what is there --------------------------------------------------------------------------
+    @abstractmethod
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Return a table's columns; empty if there is no such table."""
+
+    @abstractmethod
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Return the sets of columns by which the table knows at most one row, at all times."""
+
+    # -- types ----------------------------------------------------------------------------------
+    @abstractmethod
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return the column type for a Spark type; None if there is none."""
+
+    @abstractmethod
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
+
+    @abstractmethod
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return what turns a Python value into a parameter; None if it is one already.
+
+        The callable returns an :class:`~flinkish_spark.sinks.jdbc.values.Unfit` for a value that the
+        database cannot hold.
+        """

@@ -1,0 +1,255 @@
+"""MySQL and MariaDB, through PyMySQL."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.sinks.jdbc import values
+from flinkish_spark.sinks.jdbc.dialect import (
+    ColumnInfo,
+    Dialect,
+    Login,
+    Params,
+    Session,
+    Target,
+    Trouble,
+    WriteMode,
+)
+from flinkish_spark.sinks.jdbc.drivers import DriverMissing
+from flinkish_spark.sinks.jdbc.names import TableName
+from flinkish_spark.sinks.jdbc.types import (
+    INTEGER_BITS,
+    NO_SUCH_TYPE,
+    SqlType,
+    why_decimal_unfit,
+    why_integer_unfit,
+)
+from flinkish_spark.sinks.jdbc.values import Unfit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
+#: Rows in one statement; the server's max_allowed_packet, 16 MB or more, limits its size.
+_ROWS_A_STATEMENT = 500
+_MICROSECONDS = 6
+_SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE"
+
+_TYPES: dict[type[T.DataType], str] = {
+    T.BooleanType: "tinyint(1)",
+    T.ByteType: "tinyint",
+    T.ShortType: "smallint",
+    T.IntegerType: "int",
+    T.LongType: "bigint",
+    T.FloatType: "double",  # its FLOAT prints six digits
+    T.DoubleType: "double",
+    T.StringType: "longtext",
+    T.BinaryType: "longblob",
+    T.DateType: "date",
+    T.TimestampType: "datetime(6)",
+    T.TimestampNTZType: "datetime(6)",
+    T.ArrayType: "json",
+    T.MapType: "json",
+    T.StructType: "json",
+}
+#: An index needs a length: 255 characters of four bytes are within every row format's limit but the oldest.
+_KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
+_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_STRINGS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
+_BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+#: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
+#: checks, SIGNAL in a trigger, JSON.
+_REFUSED = frozenset(
+    {1048, 1062, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1644, 1690, 3140, 3819, 4025}
+)
+#: Connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the primary.
+_PASSING = frozenset(
+    {1021, 1037, 1040, 1041, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1836, 1927}
+    | {2002, 2003, 2006, 2013, 2055, 4031}
+)
+
+
+class MySql(Dialect):
+    """MySQL 8 and MariaDB 10.5, tables of InnoDB."""
+
+    name, marker = "mysql", "%s"
+    begin = ("START TRANSACTION",)
+    has_transactional_ddl = False
+    text, name_text, number = "LONGTEXT", "VARCHAR(190)", "BIGINT"
+    _quote = "`"
+    _longest_identifier_bytes = 64
+
+    def connect(self, login: Login) -> Any:
+        """Return a PyMySQL connection in autocommit, strict about values."""
+        try:
+            import pymysql
+        except ImportError as error:
+            raise DriverMissing.of("MySQL", "pymysql", "mysql") from error
+        url, timeout_s = login.url, max(1, login.timeout_ms // 1000)
+        connection = pymysql.connect(
+            host=url.host,
+            port=url.port,
+            database=url.database,
+            user=login.user or None,
+            password=login.password,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=timeout_s,
+            write_timeout=timeout_s,
+            **dict(url.options),
+        )
+        try:
+            session = Session(connection)
+            # Otherwise it cuts and rounds what does not fit, and says so nowhere.
+            session.run(f"SET SESSION sql_mode = '{_SQL_MODE}'")
+            session.run("SET SESSION time_zone = '+00:00'")
+            session.run(
+                "SET SESSION wait_timeout = %s, innodb_lock_wait_timeout = %s", (_IDLE_S, _LOCK_WAIT_S)
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def interrupt(self, connection: Any) -> None:
+        """Shut the socket down: the waiting thread sees a lost connection."""
+        with contextlib.suppress(Exception):
+            connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """Go by MySQL's error numbers."""
+        import pymysql
+
+        if not isinstance(error, pymysql.Error):
+            # PyMySQL's words for values that it cannot write as literals.
+            return Trouble.REFUSED if isinstance(error, UnicodeEncodeError) else Trouble.LASTING
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        if code in _REFUSED:
+            return Trouble.REFUSED
+        is_cut_off = code == 0 and isinstance(error, pymysql.OperationalError | pymysql.InterfaceError)
+        return Trouble.PASSING if code in _PASSING or is_cut_off else Trouble.LASTING
+
+    def reason(self, error: BaseException) -> str:
+        """Return the message with its number."""
+        if len(error.args) == 2:
+            return " ".join(f"{error.args[1]} ({error.args[0]})".split())
+        return super().reason(error)
+
+    # -- statements -----------------------------------------------------------------------------
+    def on_conflict(self, target: Target) -> str:
+        """Return the ON DUPLICATE KEY UPDATE; it has no word for which key."""
+        if target.mode is WriteMode.INSERT:
+            return ""
+        others = [c for c in target.columns if c not in target.key] or [target.key[0]]
+        sets = ", ".join(f"{self.quoted(c)} = VALUES({self.quoted(c)})" for c in others)
+        return f" ON DUPLICATE KEY UPDATE {sets}"
+
+    def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Return an INSERT that sets a key column to itself if the row is there."""
+        same = self.quoted(key[0])
+        return f"{self.insert(table, columns)} ON DUPLICATE KEY UPDATE {same} = {same}"
+
+    def create_table(
+        self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
+    ) -> str:
+        """Return the CREATE TABLE of an InnoDB table that tells all texts apart."""
+        return super().create_table(table, columns, key) + (
+            " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        )
+
+    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Write many rows with one statement."""
+        one = f"({', '.join([self.marker] * len(target.columns))})"
+        head = f"INSERT INTO {self.table(target.table)} ({self.list_of(target.columns)}) VALUES "
+        for begin in range(0, len(rows), _ROWS_A_STATEMENT):
+            part = rows[begin : begin + _ROWS_A_STATEMENT]
+            sql = head + ", ".join([one] * len(part)) + self.on_conflict(target)
+            session.run(sql, tuple(value for row in part for value in row))
+
+    # -- what is there --------------------------------------------------------------------------
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Ask the information schema."""
+        found = session.rows(
+            "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
+            "AND extra NOT LIKE %s AND extra NOT LIKE %s FROM information_schema.columns "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s ORDER BY ordinal_position",
+            ("%auto_increment%", "%generated%", *self._place(table)),
+        )
+        return [ColumnInfo(str(n), _text(t).lower(), bool(must)) for n, t, must in found]
+
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Ask the information schema for unique indexes over whole columns."""
+        found = session.rows(
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND table_name = %s",
+            self._place(table),
+        )
+        names = sorted({str(name) for name, _, _ in found})
+        whole = {name: [(c, part) for n, c, part in found if n == name] for name in names}
+        return [
+            frozenset(str(c) for c, _ in columns)
+            for columns in whole.values()
+            if all(c is not None and part is None for c, part in columns)
+        ]
+
+    def _place(self, table: TableName) -> tuple[str | None, str]:
+        return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
+
+    # -- types ----------------------------------------------------------------------------------
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return MySQL's type."""
+        if isinstance(data_type, T.DecimalType):
+            return f"decimal({data_type.precision}, {data_type.scale})"
+        if in_key and type(data_type) in _KEY_TYPES:
+            return _KEY_TYPES[type(data_type)]
+        return _TYPES.get(type(data_type))
+
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Go by the type's name and numbers; text is cast, so it fits every type."""
+        found = SqlType.parse(column.type.removesuffix(" unsigned"))
+        if isinstance(data_type, T.StringType):
+            return ""
+        if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
+            return "it has a sign"
+        if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "decimal"):
+            return why_integer_unfit(data_type, found, _BITS.get(found.name))
+        if isinstance(data_type, T.DecimalType) and found.name == "decimal":
+            return why_decimal_unfit(data_type, found)
+        if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
+            is_exact = found.size == _MICROSECONDS
+            return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"
+        if isinstance(data_type, T.BinaryType) and found.name in _BINARIES:
+            return ""
+        if isinstance(data_type, T.BooleanType) and found.name in _BITS:
+            return ""
+        if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in _STRINGS:
+            return ""
+        expected = SqlType.parse(_TYPES.get(type(data_type), "")).name
+        return "" if found.name == expected else NO_SUCH_TYPE
+
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return JSON for what has parts, and times in UTC without their zone."""
+        import pyarrow as pa
+
+        if values.is_nested(arrow_type):
+            return values.json_encoder(arrow_type)
+        if pa.types.is_floating(arrow_type):
+            return _number
+        if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
+            return lambda value: value.replace(tzinfo=None)
+        return None
+
+
+def _number(value: float) -> float | Unfit:
+    return value if math.isfinite(value) else Unfit("MySQL has no NaN and no infinity")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,81 @@
+"""JDBC URLs, as far as this sink takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+from flinkish_spark.errors import ConfigError
+
+_SERVER = re.compile(
+    r"jdbc:(postgresql|mysql|mariadb)://(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]]+)(?::(\d+))?/([^/?#]+)(?:\?(.*))?"
+)
+_SQLITE = re.compile(r"jdbc:sqlite:(/[^?#]+)")
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+#: What tells how to connect, and so must not hide in a URL that is shown.
+_CREDENTIALS = frozenset({"user", "username", "password", "sslpassword"})
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcUrl:
+    """A database's address.
+
+    Parameters
+    ----------
+    system
+        ``postgresql``, ``mysql`` or ``sqlite``.
+    database
+        Its name; for SQLite an absolute path.
+    host, port
+        Of the server; empty and 0 for SQLite.
+    options
+        For the driver, from behind the question mark.
+    """
+
+    system: str
+    database: str
+    host: str = ""
+    port: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> JdbcUrl:
+        """Read a URL.
+
+        Raises
+        ------
+        ConfigError
+            It is none, or holds a password. The message shows nothing of it that could be one.
+        """
+        server = _SERVER.fullmatch(text)
+        if server is not None:
+            system, host, port, database, query = server.groups()
+            options = dict(parse_qsl(query or "", keep_blank_values=True))
+            for name in options:
+                if name.lower() in _CREDENTIALS:
+                    raise _refused("the JDBC URL holds credentials", "user and password are settings")
+            system = "mysql" if system == "mariadb" else system
+            number = int(port) if port else _PORTS[system]
+            return cls(system, unquote(database), host.strip("[]"), number, options)
+        file = _SQLITE.fullmatch(text)
+        if file is not None:
+            return cls("sqlite", file.group(1))
+        if "@" in text:
+            raise _refused("the JDBC URL holds credentials", "user and password are settings")
+        raise _refused(
+            "the JDBC URL cannot be read",
+            "it has to be jdbc:postgresql://host:port/database, jdbc:mysql://host:port/database or "
+            "jdbc:sqlite:/absolute/path",
+        )
+
+    def __str__(self) -> str:
+        if self.system == "sqlite":
+            return f"jdbc:sqlite:{self.database}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"jdbc:{self.system}://{host}:{self.port}/{self.database}"
+
+
+def _refused(what: str, why: str) -> ConfigError:
+    return ConfigError(what, why=why, what_to_do="give user=... and password=... beside a plain URL")

@@ -1,0 +1,14 @@
+"""Servers of tests end with the process that started them, however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+
+
+def watch(pid: int) -> subprocess.Popen[bytes]:
+    """Start a process that kills the server `pid` when its own input ends without a line: we are gone.
+
+    Whoever has ended the server writes it the line.
+    """
+    command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
