@@ -14,7 +14,7 @@ from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.buffer import Applied, BufferedCommitter, BufferedRows
 from flinkish_spark.sinks.buffer_files import BufferedFileGone
 from flinkish_spark.sinks.jdbc.control import ControlTable, Turn
-from flinkish_spark.sinks.jdbc.dialect import Dialect, Session, Trouble
+from flinkish_spark.sinks.jdbc.dialect import Dialect, Session, TransactionLost, Trouble
 from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
 from flinkish_spark.sinks.jdbc.settings import JdbcSettings
 from flinkish_spark.sinks.jdbc.writing import CheckpointWrite, Written
@@ -88,6 +88,9 @@ class Database:
         raise failed
 
     def _fault(self, error: Exception) -> FlinkishError:
+        if isinstance(error, TransactionLost):
+            is_about_values = self.dialect.trouble(error.first) is Trouble.REFUSED
+            return self._fault(error.second if is_about_values else error.first)
         trouble = self.dialect.trouble(error)
         why = self._settings.scrubbed(self.dialect.reason(error))
         place = f"the database {self._settings.url} of sink '{self._uid}'"

@@ -106,6 +106,20 @@ class ColumnInfo:
     must_be_given: bool
 
 
+class TransactionLost(Exception):
+    """An error ended more than the statement: the transaction is gone, or the connection.
+
+    Parameters
+    ----------
+    first, second
+        The error, and the one when its savepoint was to be gone back to.
+    """
+
+    def __init__(self, first: Exception, second: Exception) -> None:
+        super().__init__(str(first))
+        self.first, self.second = first, second
+
+
 class Session:
     """A connection of a dialect; every statement of the sink goes through here.
 
@@ -118,21 +132,31 @@ class Session:
     def __init__(self, connection: Any) -> None:
         self.connection, self._depth = connection, 0
 
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """Give a cursor of the driver."""
+        cursor = self.connection.cursor()
+        try:
+            yield cursor
+        finally:
+            with contextlib.suppress(Exception):  # the block's own error counts
+                cursor.close()
+
     def run(self, sql: str, params: Params = ()) -> int:
         """Run a statement; return how many rows it changed."""
-        with contextlib.closing(self.connection.cursor()) as cursor:
+        with self.cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
     def rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """Run a query; return its rows."""
-        with contextlib.closing(self.connection.cursor()) as cursor:
+        with self.cursor() as cursor:
             cursor.execute(sql, params)
             return [tuple(row) for row in cursor.fetchall()]
 
     def run_many(self, sql: str, params: Sequence[Params]) -> None:
         """Run a statement once for each of `params`."""
-        with contextlib.closing(self.connection.cursor()) as cursor:
+        with self.cursor() as cursor:
             cursor.executemany(sql, params)
 
     @contextlib.contextmanager
@@ -159,8 +183,11 @@ class Session:
         self.run(f"SAVEPOINT {name}")
         try:
             yield
-        except Exception:
-            self.run(f"ROLLBACK TO SAVEPOINT {name}")
+        except Exception as error:
+            try:
+                self.run(f"ROLLBACK TO SAVEPOINT {name}")
+            except Exception as second:
+                raise TransactionLost(error, second) from None
             raise
         else:
             self.run(f"RELEASE SAVEPOINT {name}")

@@ -177,7 +177,7 @@ class Postgres(Dialect):
     def _copy(self, session: Session, table: str, columns: Sequence[str], rows: Sequence[Params]) -> None:
         statement = f"COPY {table} ({self.list_of(columns)}) FROM STDIN"
         with (
-            contextlib.closing(session.connection.cursor()) as cursor,
+            session.cursor() as cursor,
             # A statement without parameters: nothing takes the doubled percent signs back.
             cursor.copy(statement.replace("%%", "%")) as copy,
         ):
