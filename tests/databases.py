@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
+import pymysql
 from pyspark.sql import types as T
 
 from flinkish_spark.config import CheckpointConfig
@@ -126,10 +128,11 @@ class Breaking:
         if self.moments == self.at and not isinstance(self.connection, sqlite3.Connection):
             self.connection.close()
         if self.has_broken:
-            import psycopg
-
-            is_sqlite = isinstance(self.connection, sqlite3.Connection)
-            raise (sqlite3.OperationalError if is_sqlite else psycopg.OperationalError)("connection lost")
+            if isinstance(self.connection, sqlite3.Connection):
+                raise sqlite3.OperationalError("connection lost")
+            if isinstance(self.connection, pymysql.Connection):
+                raise pymysql.OperationalError(2013, "connection lost")
+            raise psycopg.OperationalError("connection lost")
 
     def cursor(self) -> Any:
         return _BreakingCursor(self)

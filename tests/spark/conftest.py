@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.testing.mariadb import LocalMariaDb, unpack_mariadb
 from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
 from tests.conftest import BUILD
 from tests.databases import TestDatabase
@@ -34,6 +35,25 @@ def postgres_database(postgres: LocalPostgres) -> Iterator[TestDatabase]:
     found.close()
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[LocalMariaDb]:
+    """One server for all tests."""
+    with LocalMariaDb(unpack_mariadb(BUILD / "mariadb")) as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_database(mariadb: LocalMariaDb) -> Iterator[TestDatabase]:
+    """A database of the test's own."""
+    name = f"test_{next(_NUMBERS)}"
+    with mariadb.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    url = mariadb.url.replace(f"/{mariadb.database}", f"/{name}")
+    found = TestDatabase(url, mariadb.user, mariadb.password)
+    yield found
+    found.close()
+
+
 @pytest.fixture
 def sqlite_database(tmp_path: Path) -> Iterator[TestDatabase]:
     found = TestDatabase(f"jdbc:sqlite:{tmp_path / 'database'}")
@@ -41,7 +61,7 @@ def sqlite_database(tmp_path: Path) -> Iterator[TestDatabase]:
     found.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def database(request: pytest.FixtureRequest) -> TestDatabase:
     """Each of the databases that run here."""
     found = request.getfixturevalue(f"{request.param}_database")

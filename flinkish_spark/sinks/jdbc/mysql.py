@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.errors import ConfigError
 from flinkish_spark.sinks.jdbc import values
 from flinkish_spark.sinks.jdbc.dialect import (
     ColumnInfo,
@@ -39,6 +40,9 @@ _CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
 #: Rows in one statement; the server's max_allowed_packet, 16 MB or more, limits its size.
 _ROWS_A_STATEMENT = 500
 _MICROSECONDS = 6
+_LONGEST_NAME, _LAST_LETTER = 64, 0xFFFF
+#: The information schema compares without case, and so finds the columns of two tables for one name.
+_EXACTLY = "CAST(table_name AS CHAR CHARACTER SET utf8mb4) COLLATE utf8mb4_bin = %s"
 _SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE"
 
 _TYPES: dict[type[T.DataType], str] = {
@@ -83,7 +87,7 @@ class MySql(Dialect):
     has_transactional_ddl = False
     text, name_text, number = "LONGTEXT", "VARCHAR(190)", "BIGINT"
     _quote = "`"
-    _longest_identifier_bytes = 64
+    _longest_identifier_bytes = 64 * 3
 
     def connect(self, login: Login) -> Any:
         """Return a PyMySQL connection in autocommit, strict about values."""
@@ -143,6 +147,17 @@ class MySql(Dialect):
         return super().reason(error)
 
     # -- statements -----------------------------------------------------------------------------
+    def quoted(self, identifier: str) -> str:
+        """Return an identifier for SQL; raise ConfigError for one that MySQL cuts or refuses."""
+        is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
+        if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
+            raise ConfigError(
+                f"{identifier!r} cannot be the name of a table or column in MySQL",
+                why=f"names have up to {_LONGEST_NAME} letters of the basic plane and no space at their end",
+                what_to_do="use another name",
+            )
+        return super().quoted(identifier)
+
     def on_conflict(self, target: Target) -> str:
         """Return the ON DUPLICATE KEY UPDATE; it has no word for which key."""
         if target.mode is WriteMode.INSERT:
@@ -179,7 +194,7 @@ class MySql(Dialect):
         found = session.rows(
             "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
             "AND extra NOT LIKE %s AND extra NOT LIKE %s FROM information_schema.columns "
-            "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s ORDER BY ordinal_position",
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY + " ORDER BY ordinal_position",
             ("%auto_increment%", "%generated%", *self._place(table)),
         )
         return [ColumnInfo(str(n), _text(t).lower(), bool(must)) for n, t, must in found]
@@ -188,7 +203,7 @@ class MySql(Dialect):
         """Ask the information schema for unique indexes over whole columns."""
         found = session.rows(
             "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND table_name = %s",
+            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
             self._place(table),
         )
         names = sorted({str(name) for name, _, _ in found})

@@ -1,0 +1,186 @@
+"""Whole jobs into databases: exactly once over restarts, refused records, a server that restarts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.errors import BadRecordError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.runtime.steps import SilentObserver, Step
+from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
+from flinkish_spark.store import LocalStore
+from tests.support import TOTAL, RunningTotal, await_that, environment, failure_of, running
+
+USERS = 7
+CREATE = "CREATE TABLE t ({0} VARCHAR(20){1}, total BIGINT)"
+
+
+class Job:
+    """Running totals of an endless stream of numbers: all of them into one table, the newest into another."""
+
+    def __init__(self, spark, root: Path, database, **settings) -> None:
+        self.spark, self.root, self.database, self.settings = spark, root, database, settings
+        self.job_dir = JobDir(LocalStore(root))
+
+    def environment(self, observer=None):
+        env = environment(self.spark, self.root, trigger_interval_ms=100)
+        env.observe(observer or SilentObserver())
+        rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).load()
+        frame = rate.selectExpr(f"CAST(value % {USERS} AS STRING) AS user", "value AS amount")
+        totals = env.from_dataframe(frame, uid="rate").key_by("user")
+        totals = totals.process(RunningTotal(), output=TOTAL, uid="totals")
+        totals.sink_to(self.database.sink("all_totals", create_table=True, **self.settings), uid="all")
+        upsert = {"key": ("user",), "mode": "upsert"}
+        totals.sink_to(self.database.sink("newest", create_table=True, **upsert), uid="newest")
+        return env
+
+    def run(self, checkpoints: int = 3, observer=None) -> None:
+        with running(self.environment(observer)) as client:
+            await_that(lambda: client.progress.checkpoints >= checkpoints, client, timeout_s=200)
+            client.stop_with_checkpoint()
+            assert client.wait(timeout_ms=120_000), "the job did not stop"
+
+    def covered(self) -> int:
+        """Return how many numbers the newest checkpoint covers: what the source logged."""
+        text = self.job_dir.newest_commit().offsets_text
+        (offset,) = [line for line in text.splitlines() if '"offset"' in line]
+        return int(offset.split('"offset":')[1].split(",")[0].strip(" }"))
+
+    def check(self, without=()) -> None:
+        """Compare both tables with what the numbers up to the newest checkpoint bring."""
+        totals, found = dict.fromkeys(map(str, range(USERS)), 0), Counter()
+        for number in range(self.covered()):
+            totals[str(number % USERS)] += number
+            found[str(number % USERS), totals[str(number % USERS)]] += 1
+        for row in without:
+            del found[row]
+        assert Counter(self.database.table("all_totals")) == found
+        assert self.database.table("newest") == sorted(totals.items())
+
+    def buffered(self) -> list[Path]:
+        return list(self.root.rglob("*.arrow"))
+
+
+def test_each_record_once_over_restarts(spark, tmp_path, database) -> None:
+    job = Job(spark, tmp_path / "job", database)
+    job.run()
+    job.check()
+    job.run()
+    job.check()
+    assert not job.buffered(), "files of confirmed checkpoints are left"
+    facts = [job.job_dir.receipt(d.checkpoint).facts for d in job.job_dir.live_commits()]
+    assert any(fact.get("all", {}).get("rows") for fact in facts)
+    text = "".join(p.read_text(errors="replace") for p in (tmp_path / "job").rglob("*") if p.is_file())
+    assert not database.password or database.password not in text
+
+
+class Died(Exception):
+    pass
+
+
+class DiesOnce(SilentObserver):
+    """Raises before or behind a step of a checkpoint, once, as if the process had ended there."""
+
+    def __init__(self, when: str, step: Step, what: str = "") -> None:
+        self.when, self.step, self.what = when, step, what
+        self.has_died = False
+
+    def before(self, step, detail=""):
+        self._maybe("before", step, detail)
+
+    def after(self, step, detail=""):
+        self._maybe("after", step, detail)
+
+    def _maybe(self, when, step, detail):
+        is_it = (when, step) == (self.when, self.step) and self.what in ("", detail)
+        if is_it and not self.has_died:
+            self.has_died = True
+            raise Died(f"{when} {step}")
+
+
+@pytest.mark.parametrize(
+    ("when", "step", "what"),
+    [
+        ("before", Step.SINK_COMMIT, "all"),
+        ("after", Step.SINK_COMMIT, "all"),
+        ("after", Step.SINK_COMMIT, "newest"),
+        ("after", Step.RECEIPT, ""),
+    ],
+)
+def test_an_end_between_decision_and_receipt(spark, tmp_path, postgres_database, when, step, what) -> None:
+    job = Job(spark, tmp_path / "job", postgres_database)
+    observer = DiesOnce(when, step, what)
+    assert "Died" in repr(failure_of(job.environment(observer))) or observer.has_died
+    job.run(checkpoints=2)
+    job.check()
+    assert not job.buffered()
+
+
+def test_a_refused_record_stops_the_job_and_nothing_is_visible(spark, tmp_path, postgres_database) -> None:
+    """Behind the mend a restart commits the checkpoint that was decided."""
+    postgres_database.run(
+        'CREATE TABLE all_totals ("user" TEXT, total BIGINT, CONSTRAINT small CHECK (total < 500))'
+    )
+    job = Job(spark, tmp_path / "job", postgres_database)
+    for _ in range(2):
+        error = failure_of(job.environment())
+        assert isinstance(error, BadRecordError), error
+        assert "all_totals refuses a record of sink 'all'" in str(error) and '"small"' in str(error)
+        assert all(total < 500 for _, total in postgres_database.table("all_totals"))
+    decided = job.job_dir.newest_commit()
+    assert job.job_dir.receipt(decided.checkpoint) is None
+    postgres_database.run("ALTER TABLE all_totals DROP CONSTRAINT small")
+    job.run(checkpoints=2)
+    job.check()
+
+
+def test_refused_records_of_a_job_become_dead_letters(spark, tmp_path, postgres_database) -> None:
+    postgres_database.run('CREATE TABLE all_totals ("user" TEXT, total BIGINT CHECK (total <> 77))')
+    job = Job(spark, tmp_path / "job", postgres_database, on_refused=DeadLetterTable("letters"))
+    job.run()
+    job.check(without=[("0", 77)] if ("0", 77) in wanted(job) else [])
+    letters = postgres_database.query("SELECT record FROM letters")
+    assert [record for (record,) in letters] == ['{"user": "0", "total": 77}'] * len(letters)
+
+
+def wanted(job: Job) -> set[tuple[str, int]]:
+    totals, found = dict.fromkeys(map(str, range(USERS)), 0), set()
+    for number in range(job.covered()):
+        totals[str(number % USERS)] += number
+        found.add((str(number % USERS), totals[str(number % USERS)]))
+    return found
+
+
+def test_a_server_that_restarts_under_a_job(spark, tmp_path, postgres) -> None:
+    """The job waits; it neither fails nor writes anything twice."""
+    from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
+    from tests.conftest import BUILD
+    from tests.databases import TestDatabase
+
+    with LocalPostgres(unpack_postgres(BUILD / "postgres")) as server:
+        database = TestDatabase(server.url, server.user, server.password)
+        job = Job(spark, tmp_path / "job", database)
+        over = threading.Event()
+
+        def harm():
+            while not over.wait(2):
+                server.kill()
+                server.start()
+
+        thread = threading.Thread(target=harm)
+        with running(job.environment()) as client:
+            await_that(lambda: client.progress.checkpoints >= 1, client, timeout_s=200)
+            thread.start()
+            try:
+                await_that(lambda: client.progress.checkpoints >= 6, client, timeout_s=200)
+            finally:
+                over.set()
+                thread.join(60)
+            client.stop_with_checkpoint()
+            assert client.wait(timeout_ms=120_000)
+        job.check()
+        database.close()
