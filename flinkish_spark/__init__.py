@@ -69,6 +69,9 @@ if TYPE_CHECKING:
         Upsert,
     )
     from flinkish_spark.sinks.foreach import ForeachCheckpointSink, ForeachSink, PrintSink
+    from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
+    from flinkish_spark.sinks.jdbc.secrets import EnvironmentSecret, FileSecret
+    from flinkish_spark.sinks.jdbc.sink import JdbcSink
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
@@ -130,6 +133,9 @@ _PUBLIC = {
     "sinks.delta": ("DeltaSink",),
     "sinks.delta_modes": ("Append", "DeltaWriter", "OverwritePartitions", "SchemaEvolution", "Upsert"),
     "sinks.foreach": ("ForeachCheckpointSink", "ForeachSink", "PrintSink"),
+    "sinks.jdbc.refused": ("DeadLetterTable",),
+    "sinks.jdbc.secrets": ("EnvironmentSecret", "FileSecret"),
+    "sinks.jdbc.sink": ("JdbcSink",),
     "sinks.kafka": ("KafkaSink",),
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
@@ -164,17 +170,21 @@ __all__ = [
     "Context",
     "DataStream",
     "DeadLetter",
+    "DeadLetterTable",
     "DeliveryGuarantee",
     "DeltaManifest",
     "DeltaSink",
     "DeltaWriter",
+    "EnvironmentSecret",
     "ExponentialDelay",
     "FailureRate",
+    "FileSecret",
     "FinishedParticipants",
     "FixedDelay",
     "FlinkishError",
     "ForeachCheckpointSink",
     "ForeachSink",
+    "JdbcSink",
     "JobClient",
     "JobListener",
     "JobProgress",

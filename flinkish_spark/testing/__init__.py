@@ -1,4 +1,4 @@
-"""Public test tools: a local broker, open or secured, certificates, crash points, sink cases, a simulator.
+"""Public test tools: brokers, database servers, certificates, crash points, sink cases, a simulator.
 
 Names are imported when they are first used: a test that starts a broker needs nothing of the simulator.
 """
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flinkish_spark.testing.broker import LocalBroker
     from flinkish_spark.testing.crashing import KillAt
+    from flinkish_spark.testing.mariadb import LocalMariaDb, unpack_mariadb
     from flinkish_spark.testing.open_transactions import still_open
+    from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
     from flinkish_spark.testing.secure_broker import SecureBroker
     from flinkish_spark.testing.simulation.many import simulate_many
     from flinkish_spark.testing.simulation.runs import RunReport, simulate
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "broker": ("LocalBroker",),
     "crashing": ("KillAt",),
+    "mariadb": ("LocalMariaDb", "unpack_mariadb"),
     "open_transactions": ("still_open",),
+    "postgres": ("LocalPostgres", "unpack_postgres"),
     "secure_broker": ("SecureBroker",),
     "simulation.many": ("simulate_many",),
     "simulation.runs": ("RunReport", "simulate"),
@@ -36,6 +40,8 @@ __all__ = [
     "KillAt",
     "LocalBroker",
     "LocalCertificates",
+    "LocalMariaDb",
+    "LocalPostgres",
     "RunReport",
     "SecureBroker",
     "SinkUnderTest",
@@ -45,6 +51,8 @@ __all__ = [
     "simulate_many",
     "simulated_surroundings",
     "still_open",
+    "unpack_mariadb",
+    "unpack_postgres",
 ]
 
 
