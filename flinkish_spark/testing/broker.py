@@ -29,6 +29,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from flinkish_spark.errors import ConfigError, EnvironmentFault
+from flinkish_spark.testing.watching import watch
 
 _HOST = "127.0.0.1"
 _PORTS = range(20_000, 30_000)
@@ -148,7 +149,7 @@ class LocalBroker:
         if not (self._data / "meta.properties").exists():
             self._format()
         self._process = self._java("kafka.Kafka", str(self._properties_file))
-        self._watcher = _watch(self._process.pid)
+        self._watcher = watch(self._process.pid)
         try:
             self._await_answer(self._process)
         except BaseException:
@@ -335,12 +336,6 @@ class LocalBroker:
         if self._watcher is not None:
             self._watcher.communicate(b"over\n")
             self._watcher = None
-
-
-def _watch(pid: int) -> subprocess.Popen[bytes]:
-    """Start the watcher: a line on its input means all is well, the end of its input that we are gone."""
-    command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _java_binary() -> str:
