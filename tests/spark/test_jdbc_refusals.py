@@ -71,6 +71,12 @@ def test_tables_that_do_not_fit_are_refused(database, tmp_path, create, settings
         check(database.sink(**settings), tmp_path)
 
 
+def test_tables_without_transactions_are_refused(mariadb_database, tmp_path) -> None:
+    mariadb_database.run("CREATE TABLE t (k BIGINT, v TEXT) ENGINE=MyISAM")
+    with pytest.raises(SchemaError, match="engine MyISAM has no transactions"):
+        check(mariadb_database.sink(), tmp_path)
+
+
 def test_a_partial_or_late_unique_constraint_is_none(postgres_database, sqlite_database, tmp_path) -> None:
     for database in (postgres_database, sqlite_database):
         database.run("CREATE TABLE t (k BIGINT, v TEXT)", "CREATE UNIQUE INDEX i ON t (k) WHERE v <> ''")

@@ -105,6 +105,14 @@ class Checks:
         for field in self._context.schema.fields:
             if field.name != settings.delete_when:
                 self._check_column(field, columns)
+        for table in settings.tables:
+            why = dialect.why_unsafe(session, table)
+            if why:
+                raise SchemaError(
+                    f"the table {table} of {self._where} cannot be written exactly once",
+                    why=why,
+                    what_to_do="use a table of an engine that has transactions, such as InnoDB",
+                )
         written = settings.target(self._context.schema).columns
         for column in columns.values():
             if column.must_be_given and column.name not in written:

@@ -329,6 +329,10 @@ class Dialect(ABC):
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Return the sets of columns by which the table knows at most one row, at all times."""
 
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Return why writes into a table would not be part of a transaction; empty if they are."""
+        return ""
+
     # -- types ----------------------------------------------------------------------------------
     @abstractmethod
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:

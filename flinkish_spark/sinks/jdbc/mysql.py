@@ -214,6 +214,17 @@ class MySql(Dialect):
             if all(c is not None and part is None for c, part in columns)
         ]
 
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Ask for the table's engine."""
+        found = session.rows(
+            "SELECT t.engine, e.transactions FROM information_schema.tables t "
+            "JOIN information_schema.engines e ON e.engine = t.engine "
+            "WHERE t.table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(table),
+        )
+        engines = [str(engine) for engine, transactions in found if transactions != "YES"]
+        return f"its engine {engines[0]} has no transactions" if engines else ""
+
     def _place(self, table: TableName) -> tuple[str | None, str]:
         return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
 

@@ -53,6 +53,12 @@ class JdbcSettings:
         """Of the database."""
         return DIALECTS[self.url.system]
 
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """Every table that is written."""
+        letters = (self.on_refused.name,) if isinstance(self.on_refused, DeadLetterTable) else ()
+        return (self.table_name, self.control_table, *letters)
+
     def connect(self) -> Any:
         """Return a new connection of the driver; the password is read now."""
         login = Login(self.url, self.user, self.secret.read(), self.timeout_ms)

@@ -98,9 +98,7 @@ class JdbcSink(BufferedSink):
         require_positive("timeout_ms", self.timeout_ms)
         settings = self.settings  # checks URL and names
         check_options(self.key, settings.mode, self.delete_when)
-        tables = [settings.table_name, settings.control_table]
-        if isinstance(self.on_refused, DeadLetterTable):
-            tables.append(self.on_refused.name)
+        tables = settings.tables
         if len(set(tables)) < len(tables):
             raise ConfigError(
                 "table, control_table and the dead-letter table are not all different",
