@@ -19,6 +19,7 @@ class SparkProbe:
     has_shim: bool
     has_kafka_source: bool
     has_delta: bool
+    has_avro: bool
 
 
 def jvm(spark: SparkSession) -> Any:
@@ -49,6 +50,7 @@ def probe(spark: SparkSession) -> SparkProbe:
         has_shim=_has_class(spark, "io.github.flinkishspark.shim.KafkaStager"),
         has_kafka_source=_has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider"),
         has_delta=_has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
+        has_avro=_has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
     )
 
 

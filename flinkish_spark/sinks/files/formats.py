@@ -1,0 +1,158 @@
+"""The formats: what Spark calls them, which columns and options they take, how two files become one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
+
+#: Options that would change where files go or how many there are behind the sink's back.
+_RESERVED = {
+    "path": "the sink's path is its first argument",
+    "maxrecordsperfile": "give the rolling policy a part_bytes",
+    "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
+    "partitionoverwritemode": "the sink only appends",
+}
+#: Codecs whose files can be put one behind the other and are read as one.
+_STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
+
+
+class FileFormat(enum.Enum):
+    """What the files hold; the value is Spark's name of the format."""
+
+    PARQUET = "parquet"
+    #: One JSON object per line.
+    JSON = "json"
+    CSV = "csv"
+    #: The one string column, a line per record.
+    TEXT = "text"
+    AVRO = "avro"
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether files can be put one behind the other."""
+        return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
+
+
+def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
+    """Refuse options that the sink sets itself, and what is no option; raise ConfigError."""
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(
+                f"the option {name!r} of a file sink has the value {value!r}",
+                why="options are strings, as Spark takes them",
+                what_to_do='write it as a string, such as {"compression": "gzip"}',
+            )
+        reason = _RESERVED.get(name.lower())
+        if reason is not None:
+            raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
+
+
+def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
+    """Refuse options under which two files of a line format cannot become one.
+
+    Parameters
+    ----------
+    columns
+        Of the files; empty where they are not known yet.
+
+    Raises
+    ------
+    ConfigError
+        Merging was asked for and cannot be done.
+    """
+    if not kind.is_lines:
+        return
+    found = {name.lower(): value for name, value in options.items()}
+    codec = found.get("compression", found.get("codec", "none")).lower()
+    encoding = found.get("encoding", found.get("charset", "UTF-8")).upper()
+    why = ""
+    if codec not in _STACKABLE:
+        why = f"files with the codec '{codec}' cannot be put one behind the other"
+    elif has_header(kind, options) and _STACKABLE[codec]:
+        why = "the header line of a compressed CSV file cannot be taken out"
+    elif has_header(kind, options) and any("\n" in name or "\r" in name for name in columns):
+        why = "the header has a column whose name goes over several lines"
+    elif encoding not in ("UTF-8", "US-ASCII", "ISO-8859-1", "WINDOWS-1252"):
+        why = f"files in {encoding} may begin with a byte order mark"
+    if why:
+        raise ConfigError(
+            f"small {kind.value} files cannot be merged with these options",
+            why=why,
+            what_to_do="leave out compaction and RollingPolicy, or choose another codec, header or encoding",
+        )
+
+
+def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
+    """Whether each file begins with a line that is no record."""
+    found = {name.lower(): value for name, value in options.items()}
+    return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
+
+
+def line_separator(options: Mapping[str, str]) -> bytes:
+    """Return what ends a line."""
+    found = {name.lower(): value for name, value in options.items()}
+    return found.get("linesep", "\n").encode()
+
+
+def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
+    """Refuse fields that a format cannot hold.
+
+    Parameters
+    ----------
+    left_out
+        Fields that become folders and are not in the files.
+
+    Raises
+    ------
+    SchemaError
+        The first field that cannot be written.
+    """
+    lowered = {name.lower() for name in left_out}
+    fields = [field for field in schema.fields if field.name.lower() not in lowered]
+    if not fields:
+        raise SchemaError(
+            f"the files of sink '{uid}' would have no columns",
+            why="all fields of its stream are bucket columns",
+            what_to_do="leave one of them in the files",
+            uid=uid,
+        )
+    if kind is FileFormat.TEXT:
+        if [field.dataType.simpleString() for field in fields] != ["string"]:
+            raise SchemaError(
+                f"sink '{uid}' writes text and its stream has the fields "
+                f"{', '.join(f'{f.name} {f.dataType.simpleString()}' for f in fields)}",
+                why="a text file holds one string column",
+                what_to_do="make one string of them with transform(...), or use FileFormat.JSON",
+                uid=uid,
+            )
+        return
+    for field in fields:
+        why = _why_unfit(kind, field.dataType)
+        if why:
+            raise SchemaError(
+                f"sink '{uid}' cannot write the field '{field.name}' to {kind.value} files",
+                why=why,
+                what_to_do="cast or drop it with transform(...), or use another format",
+                uid=uid,
+                field=field.name,
+            )
+
+
+def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
+    from pyspark.sql import types as T
+
+    nested = isinstance(data_type, T.MapType | T.ArrayType | T.StructType)
+    if kind is FileFormat.CSV and nested:
+        return f"a CSV column cannot hold {data_type.simpleString()}"
+    if isinstance(data_type, T.NullType) and kind is not FileFormat.JSON:
+        return "a column that is always null has no type"
+    intervals = (T.CalendarIntervalType, T.VariantType) if kind is FileFormat.CSV else T.CalendarIntervalType
+    if isinstance(data_type, intervals):
+        return f"the format has no {data_type.simpleString()}"
+    return ""

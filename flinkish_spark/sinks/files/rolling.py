@@ -1,0 +1,245 @@
+"""When files are finished, and which of them become one. Settings, and one pure function.
+
+Chunks are files that a decided checkpoint contains and readers do not see yet. Time is that of
+decisions, so that every repetition finds the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from flinkish_spark.arguments import refused_as_config_errors
+from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
+from flinkish_spark.sinks.files.names import bucket_of, task_file
+
+_MIB = 1 << 20
+_LEAVE_OUT = "leave it out for the default"
+
+
+@dataclass(frozen=True, slots=True)
+class RollOnCheckpoint:
+    """Every checkpoint finishes its files; the default.
+
+    Parameters
+    ----------
+    part_bytes
+        Size above which a micro-batch begins another file, up to half as much more; UNLIMITED for a file per
+        task and bucket, whatever its size.
+
+    Raises
+    ------
+    ConfigError
+        The size is out of range.
+
+    Examples
+    --------
+    >>> RollOnCheckpoint(part_bytes=64 << 20).part_bytes
+    67108864
+    """
+
+    part_bytes: Limit = UNLIMITED
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_limit("part_bytes", self.part_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RollingPolicy:
+    """Files stay in progress over checkpoints until one of three limits; the last checkpoint finishes all.
+
+    What a decided checkpoint holds is safe at once and visible when its part is finished. Limits are looked
+    at when a checkpoint completes, by the time of its decision.
+
+    Parameters
+    ----------
+    part_bytes
+        Size of a finished file, up to half as much more. A part is finished when what comes next would not
+        fit.
+    rollover_ms
+        How long after its first record's checkpoint a part is finished at the latest.
+    inactivity_ms
+        How long after its last record's checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range.
+
+    Examples
+    --------
+    >>> RollingPolicy(part_bytes=64 << 20, inactivity_ms=30_000).rollover_ms
+    900000
+    """
+
+    part_bytes: int = 128 * _MIB
+    rollover_ms: int = 900_000
+    inactivity_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("part_bytes", self.part_bytes, least=1)
+            checked_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
+            checked_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
+
+
+Rolling = RollOnCheckpoint | RollingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Small files of a checkpoint are merged, per bucket, before they become visible.
+
+    Parameters
+    ----------
+    part_bytes
+        Up to which size. A file that is larger stays as it is.
+
+    Examples
+    --------
+    >>> Compaction().part_bytes
+    134217728
+    """
+
+    part_bytes: int = 128 * _MIB
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("part_bytes", self.part_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A file of a decided checkpoint.
+
+    Parameters
+    ----------
+    root
+        The target that it was staged for.
+    staged
+        Folder of the micro-batch, below `pending`.
+    name
+        Of the file, relative to that folder, with its bucket.
+    bytes, rows
+        Its size; rows are None where the format does not tell.
+    checkpoint
+        The one that contains it.
+    decided_at_ms
+        When that was decided; None until it completes.
+    """
+
+    root: str
+    staged: str
+    name: str
+    bytes: int
+    rows: int | None
+    checkpoint: int
+    decided_at_ms: int | None = None
+
+    @property
+    def bucket(self) -> str:
+        """Its folder below the target; empty at the top."""
+        return bucket_of(self.name)
+
+    @property
+    def extension(self) -> str:
+        """As Spark named it."""
+        found = task_file(self.name.rsplit("/", 1)[-1])
+        return "" if found is None else found[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {field: getattr(self, field) for field in self.__slots__}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Chunk:
+        """Read the stored form."""
+        return cls(**value)
+
+
+class RollAll(enum.Enum):
+    """Whether every open part is finished now: behind a last checkpoint and at savepoints."""
+
+    ALL = "ALL"
+    BY_LIMITS = "BY_LIMITS"
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What becomes visible now, and what stays open."""
+
+    parts: tuple[tuple[Chunk, ...], ...]
+    open: tuple[Chunk, ...]
+
+
+def roll(
+    chunks: Sequence[Chunk],
+    policy: Rolling,
+    compaction: Compaction | None,
+    now_ms: int,
+    due_buckets: frozenset[tuple[str, str]] = frozenset(),
+    roll_all: RollAll = RollAll.BY_LIMITS,
+) -> Rolled:
+    """Decide which chunks become which parts.
+
+    Parameters
+    ----------
+    chunks
+        All that are open, the oldest first.
+    compaction
+        None to leave files as they are; :class:`RollingPolicy` has a size of its own.
+    now_ms
+        When the checkpoint that completes was decided.
+    due_buckets
+        (root, bucket) of partitions that are finished now, whatever the limits say.
+
+    Examples
+    --------
+    >>> names = ["d=1/part-00000-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.json"] * 3
+    >>> small = [Chunk("/lake", "1-1-0a0b0c0d", name, 40, None, 5, 1_000) for name in names]
+    >>> rolled = roll(small, RollOnCheckpoint(), Compaction(100), 1_000)
+    >>> [len(part) for part in rolled.parts], len(rolled.open)
+    ([2, 1], 0)
+    """
+    parts: list[tuple[Chunk, ...]] = []
+    still_open: list[Chunk] = []
+    by_bucket = sorted(chunks, key=lambda c: (c.root, c.bucket, c.extension))
+    for (root, bucket, _), group in groupby(by_bucket, key=lambda c: (c.root, c.bucket, c.extension)):
+        found = list(group)
+        if isinstance(policy, RollOnCheckpoint):
+            parts += [(c,) for c in found] if compaction is None else _packed(found, compaction.part_bytes)
+            continue
+        packed = _packed(found, policy.part_bytes)
+        last = packed[-1]
+        whole = roll_all is RollAll.ALL or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
+        parts += packed if whole else packed[:-1]
+        still_open += () if whole else last
+    return Rolled(tuple(parts), tuple(still_open))
+
+
+def _packed(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
+    """Fill parts in order; a chunk that does not fit begins the next."""
+    packed: list[tuple[Chunk, ...]] = []
+    filling: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if filling and size + chunk.bytes > part_bytes:
+            packed.append(tuple(filling))
+            filling, size = [], 0
+        filling.append(chunk)
+        size += chunk.bytes
+    packed.append(tuple(filling))
+    return packed
+
+
+def _is_over(part: Sequence[Chunk], policy: RollingPolicy, now_ms: int) -> bool:
+    times = [now_ms if chunk.decided_at_ms is None else chunk.decided_at_ms for chunk in part]
+    return (
+        sum(chunk.bytes for chunk in part) >= policy.part_bytes
+        or now_ms - min(times) >= policy.rollover_ms
+        or now_ms - max(times) >= policy.inactivity_ms
+    )
