@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
 #: Letters of a date/time pattern, and what Python calls them.
 _LETTERS = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+#: Where they are in the text of a timestamp: first character and length.
+_PLACES = {"yyyy": (1, 4), "MM": (6, 2), "dd": (9, 2), "HH": (12, 2), "mm": (15, 2), "ss": (18, 2)}
 _LETTER_RUNS = re.compile(r"([A-Za-z])\1*")
 
 
@@ -121,7 +123,7 @@ class DateTimeBuckets(BucketAssigner):
     name
         The folder's name in front of the time.
     zone
-        Of the times in folders' names.
+        Of the times in folders' names; dates and timestamps without zone are taken as they are.
 
     Raises
     ------
@@ -184,9 +186,20 @@ class DateTimeBuckets(BucketAssigner):
 
         if self.column is None:
             return {self.name: F.lit(self._format(now_ms))}
-        # Spark formats in the session's zone: what counts is the wall clock of the zone that was asked for.
-        local = F.convert_timezone(None, F.lit(self.zone), F.col(quoted(self.column)).cast("timestamp"))
-        return {self.name: F.date_format(local, self.pattern)}
+        # Spark formats in the session's zone, where some wall clocks of other zones do not exist. So the
+        # wall clock is made of a timestamp without zone, whose text is put together by the pattern.
+        column = F.col(quoted(self.column))
+        seconds = (F.unix_micros(column.cast("timestamp")) / 1_000_000).cast("decimal(18, 6)")
+        utc = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + F.make_dt_interval(secs=seconds)
+        local = F.convert_timezone(F.lit("UTC"), F.lit(self.zone), utc)
+        clock = F.when(F.typeof(column) == "timestamp", local).otherwise(column.cast("timestamp_ntz"))
+        text = clock.cast("string")
+        parts = [F.substring(text, *_PLACES[p]) if p in _PLACES else F.lit(p) for p in self._pieces()]
+        return {self.name: F.concat(*parts)}
+
+    def _pieces(self) -> list[str]:
+        """Return the pattern's runs of letters and what is between them."""
+        return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
 
     def parse(self, value: str) -> int:
         """Return the milliseconds since 1970 at which a bucket's time begins.

@@ -78,7 +78,7 @@ class SinkFiles:
     --------
     >>> files = SinkFiles(Path("/lake/orders"), JobUuid("0" * 32), "orders")
     >>> files.finished_name(PartName(7, 7, 0, ".json"))
-    'part-orders-b7c2d0b05ff72b58-7-7-0.json'
+    'part-orders-30d47f2f75900c0b-7-7-0.json'
     """
 
     root: Path
