@@ -21,6 +21,7 @@ from flinkish_spark import (
     RollingPolicy,
     SuccessFile,
 )
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.purpose import CheckpointPurpose
@@ -381,3 +382,30 @@ def test_a_rewind_killed_at_any_operation_can_be_repeated(tmp_path) -> None:
         assert rig.lines() == ["r1", "r4"], point
         rig.committer().sweep((), frozenset)
         assert not rig.hidden()
+
+
+@pytest.mark.parametrize("name", ["plain", "rolled partitions"])
+def test_a_checkpoint_that_was_left_behind_keeps_its_records(tmp_path, name) -> None:
+    """Another sink lost it, so it was committed here and never completed; a rewind kept the tables."""
+    rig = Rig(tmp_path, SETTINGS[name])
+    finish(rig.committer(), 1, [rig.stage({"country=a": ["r1"]})], CheckpointPurpose.PERIODIC)
+    rig.committer().commit(CheckpointId(2), [rig.stage({"country=a": ["r2"]})])
+    finish(rig.committer(), 3, [rig.stage({"country=b": ["r3"]})], CheckpointPurpose.PERIODIC)
+    finish(rig.committer(), 4, [], FINAL)
+    assert rig.lines() == ["r1", "r2", "r3"] and not rig.hidden()
+
+
+def test_a_target_that_does_not_answer_is_asked_again(tmp_path) -> None:
+    rig = Rig(tmp_path)
+    staged = [rig.stage({"": ["one"]})]
+
+    def refused():
+        return OSError(5, "input/output error")
+
+    with pytest.raises(EnvironmentFault, match="input/output error") as caught:
+        rig.committer(Faults(0, error=refused)).why_dead(staged)
+    assert caught.value.restartable
+    with pytest.raises(EnvironmentFault):
+        rig.committer(Faults(0, error=refused)).sweep((), frozenset)
+    with pytest.raises(EnvironmentFault):
+        rig.committer(Faults(0, error=refused)).why_not_superseded(CheckpointId(1))

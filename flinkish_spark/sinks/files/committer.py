@@ -54,6 +54,12 @@ class CommitterParts:
     spark: SparkSession | None = None
 
 
+class TargetUnavailable(EnvironmentFault):
+    """The target's file system does not answer now; nothing is concluded."""
+
+    restartable = True
+
+
 class _Retry(Exception):
     """The system cannot do it now."""
 
@@ -94,6 +100,7 @@ class FileCommitter(Committer):
         if self._ledger.newest_done() >= checkpoint:
             plan = self._ledger.plan(checkpoint)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts={} if plan is None else plan.facts)
+        self._catch_up(checkpoint)
         chunks = [chunk for c in committables for chunk in chunks_of(c, checkpoint)]
         recorded = self._ledger.committed(checkpoint)
         if recorded is not None and {c.staged for c in recorded} != {c.staged for c in chunks}:
@@ -139,6 +146,7 @@ class FileCommitter(Committer):
         checkpoint = int(completed.checkpoint)
         if self._ledger.newest_done() >= checkpoint:
             return self._finish(checkpoint, Outcome.ALREADY_COMMITTED)
+        self._catch_up(checkpoint)
         before = self._ledger.state_before(checkpoint)
         unseen = self._ledger.unseen(checkpoint)
         fresh = tuple(replace(chunk, decided_at_ms=completed.decided_at_ms) for chunk in unseen)
@@ -159,6 +167,29 @@ class FileCommitter(Committer):
             return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing was due")
         self._ledger.record_done(after)
         return self._finish(checkpoint, Outcome.COMMITTED)
+
+    def _catch_up(self, checkpoint: int) -> None:
+        """Finish what older checkpoints left that were committed here and never completed.
+
+        A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the
+        rewind takes them back.
+        """
+        for older in self._ledger.checkpoints():
+            if not self._ledger.newest_done() < older < checkpoint:
+                continue
+            before, plan = self._ledger.state_before(older), self._ledger.plan(older)
+            chunks = self._ledger.committed(older) or ()
+            is_open = (*before.open, *chunks)
+            if plan is not None:
+                self._publisher.publish(older, plan)
+                is_open = plan.open
+            known = {(p.root, p.bucket): p for p in before.partitions}
+            if self._settings.partition_commit is not None:
+                for chunk in chunks:
+                    known.setdefault((chunk.root, chunk.bucket), OpenPartition(chunk.root, chunk.bucket, 0))
+            self._ledger.record_done(State(older, is_open, tuple(known.values()), before.seen_ms))
+            if plan is not None:
+                self._publisher.clear(older, plan)
 
     def _roll(
         self, chunks: Sequence[Chunk], progress: PartitionProgress, completed: CompletedCheckpoint
@@ -225,21 +256,23 @@ class FileCommitter(Committer):
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Find committables of which a file is gone."""
         dead = {}
-        for index, committable in enumerate(committables):
-            missing = self._missing(chunks_of(committable, 0))
-            if missing:
-                dead[index] = f"sink '{self._parts.files.uid}': the pending file {missing[0]} is gone"
+        with _unavailable("looking for pending files"):
+            for index, committable in enumerate(committables):
+                missing = self._missing(chunks_of(committable, 0))
+                if missing:
+                    dead[index] = f"sink '{self._parts.files.uid}': the pending file {missing[0]} is gone"
         return dead
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Remove folders of micro-batches that nobody will commit."""
         files = self._parts.files
-        listed = [
-            (folder, staged)
-            for folder in (files.in_progress, files.pending)
-            for name in self._disk.folders(folder)
-            if (staged := StagedId.parse(name)) is not None
-        ]
+        with _unavailable("looking for leftovers"):
+            listed = [
+                (folder, staged)
+                for folder in (files.in_progress, files.pending)
+                for name in self._disk.folders(folder)
+                if (staged := StagedId.parse(name)) is not None
+            ]
         # This order matters: a block that is leased after the listing has nothing in it.
         running = running_blocks()
         in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.staged_in_use()
@@ -261,7 +294,8 @@ class FileCommitter(Committer):
     # -- rewind ---------------------------------------------------------------------------------
     def why_not_superseded(self, target: CheckpointId) -> str:
         """Look for files that hold records from before and after the target."""
-        return self._superseder().why_not(int(target))
+        with _unavailable("looking for finished files"):
+            return self._superseder().why_not(int(target))
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
         """Delete the files that were finished after the target, and forget what is still open of it."""
@@ -286,6 +320,16 @@ def chunks_of(committable: Committable, checkpoint: int) -> list[Chunk]:
         Chunk(payload["root"], payload["staged"], f["name"], int(f["bytes"]), f["rows"], checkpoint)
         for f in payload["files"]
     ]
+
+
+@contextmanager
+def _unavailable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TargetUnavailable(
+            f"{what} failed", why=str(error), what_to_do="see to the disk; the job asks again"
+        ) from error
 
 
 @contextmanager

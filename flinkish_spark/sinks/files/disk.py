@@ -40,8 +40,13 @@ class Disk:
             return ()
 
     def files_below(self, path: Path) -> Iterator[Path]:
-        """Yield every file below a folder, whatever its name, in order."""
-        for folder, folders, names in os.walk(path):
+        """Yield every file below a folder, whatever its name, in order; nothing if there is none."""
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        for folder, folders, names in os.walk(path, onerror=fail):
             folders.sort()
             for name in sorted(names):
                 yield Path(folder, name)

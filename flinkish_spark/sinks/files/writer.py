@@ -22,7 +22,7 @@ from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
-from flinkish_spark.sinks.delta import CountedRows, RowsDifferError
+from flinkish_spark.sinks.delta_staging import CountedRows, RowsDifferError
 from flinkish_spark.sinks.files.buckets import BucketAssigner
 from flinkish_spark.sinks.files.disk import Disk
 from flinkish_spark.sinks.files.formats import FileFormat
