@@ -10,6 +10,7 @@ from flinkish_spark.sinks.delta_restore import (
     RestoreVersion,
     TableCommit,
     app_id,
+    checkpoint_note,
     note_of,
     plan_restore,
 )
@@ -19,6 +20,10 @@ JOB, OTHER = JobUuid("a" * 32), JobUuid("b" * 32)
 
 def ours(checkpoint, uid="table", job=JOB):
     return ("STREAMING UPDATE", {"queryId": app_id(job, uid), "epochId": str(checkpoint)}, "")
+
+
+def merged(checkpoint, uid="table", job=JOB):
+    return ("MERGE", {"predicate": "x"}, checkpoint_note(app_id(job, uid), checkpoint) + " 00c0ffee")
 
 
 def others(operation):
@@ -45,6 +50,9 @@ def plan(target, *commits, first_version=0, lineage=1):
         ([ours(3), ours(4)], DeleteRows()),
         # Several sinks of the job in one table.
         ([ours(2), ours(2, "late"), ours(3), ours(3, "late")], RestoreVersion(1)),
+        # Upserts, and what went in as rows: known by their notes.
+        ([ours(1), merged(2), merged(3), merged(4)], RestoreVersion(1)),
+        ([merged(3), merged(4)], DeleteRows()),
         # What others did before does not matter, and what changes no rows does not either.
         ([ours(1), others("WRITE"), ours(3), others("OPTIMIZE"), others("VACUUM END")], RestoreVersion(1)),
         ([ours(2), others("WRITE")], NothingToRestore()),
@@ -65,6 +73,7 @@ def test_commits_of_others_in_between_are_not_taken_back(operation):
 
 
 def test_another_job_on_the_table_is_somebody_else():
+    assert isinstance(plan(2, merged(2), merged(3), merged(1, job=OTHER)), NoRestore)
     assert isinstance(plan(2, ours(2), ours(3), ours(1, job=OTHER)), NoRestore)
 
 

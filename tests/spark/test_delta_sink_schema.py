@@ -1,0 +1,212 @@
+"""The Delta sink and its table's schema: new columns, wider types, rules, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from flinkish_spark import CheckpointConfig, DeltaWriter, OverwritePartitions, SchemaEvolution, Upsert
+from flinkish_spark.errors import BadRecordError, ConfigError, FlinkishError, SchemaError
+from flinkish_spark.protocol.outcomes import Outcome
+from tests.delta_rig import DeltaRig
+
+OLD, NEW = "id BIGINT, v STRING", "id BIGINT, v STRING, n INT, s STRUCT<a: INT>"
+BOTH = pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
+ADD, WIDEN = SchemaEvolution.ADD_COLUMNS, SchemaEvolution.WIDEN_TYPES
+BY_ID = Upsert(keys=("id",))
+MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+
+
+@BOTH
+@pytest.mark.parametrize("mode", [None, BY_ID])
+def test_new_columns_come_with_the_checkpoint(spark, tmp_path, writer, mode) -> None:
+    """Another writer may add the same column in between, under another physical name."""
+    settings = {} if mode is None else {"mode": mode}
+    rig = DeltaRig(spark, tmp_path / "t", NEW, writer=writer, schema_evolution=ADD, **settings)
+    rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta {MAPPED}")
+    rig.sql("INSERT INTO {t} VALUES (0, 'theirs')")
+    rig.preflight()
+    staged = rig.stage(0, [(1, "a", 1, (1,))]) + rig.stage(1, [(2, "b", None, None)])
+    rig.sql("ALTER TABLE {t} ADD COLUMNS (n INT)")
+    assert not rig.committer.why_dead(staged)
+    versions = len(rig.history())
+    assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+    assert len(rig.history()) == versions + 1
+    # From here on the table has all columns.
+    assert rig.put(2, [(3, "c", 3, (3,))]).outcome is Outcome.COMMITTED
+    expected = [(0, "theirs", None, None), (1, "a", 1, (1,)), (2, "b", None, None), (3, "c", 3, (3,))]
+    assert rig.rows("id", "v", "n", "s") == Counter(expected)
+
+
+def test_a_decided_checkpoint_survives_what_others_do_to_the_table(spark, tmp_path) -> None:
+    """Data files that no longer fit go in as rows: renamed and added again, NOT NULL, partitioned."""
+    rig = DeltaRig(spark, tmp_path / "t", OLD, schema_evolution=ADD)
+    rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta {MAPPED}")
+    staged = rig.stage(0, [(1, "a")])
+    assert staged[0].payload["form"] == "FILES"
+    rig.sql("ALTER TABLE {t} DROP COLUMN v")
+    rig.sql("ALTER TABLE {t} ADD COLUMN v STRING")
+    rig.sql("ALTER TABLE {t} ADD CONSTRAINT positive CHECK (id > 0)")
+    assert "got the constraint positive" in rig.committer.why_dead(staged)[0]
+    assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+    staged = rig.stage(1, [(2, "b")])
+    rig.sql("ALTER TABLE {t} DROP COLUMN v")
+    assert not rig.committer.why_dead(staged)
+    assert rig.commit(2, staged).outcome is Outcome.COMMITTED
+    assert rig.rows("id", "v") == Counter([(1, None), (2, "b")])
+
+
+def test_rows_that_the_table_can_never_take_are_lost_with_proof(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", OLD, schema_evolution=ADD)
+    rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta {MAPPED}")
+    staged = rig.stage(0, [(1, "a")])
+    rig.sql("ALTER TABLE {t} DROP COLUMN v")
+    rig.sql("ALTER TABLE {t} ADD COLUMN v ARRAY<INT>")
+    assert "another type" in rig.committer.why_dead(staged)[0]
+    lost = rig.commit(1, staged)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted, lost
+    with pytest.raises(SchemaError, match="v"):
+        rig.stage(1, [(2, "b")])
+
+
+@BOTH
+def test_types_are_widened_where_the_table_allows_it(spark, tmp_path, writer) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, n BIGINT", writer=writer, schema_evolution=WIDEN)
+    rig.sql("CREATE TABLE {t} (id BIGINT, n INT) USING delta")
+    with pytest.raises(SchemaError, match=r"does not have delta\.enableTypeWidening"):
+        rig.preflight()
+    rig.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    rig.preflight()
+    with pytest.raises(SchemaError, match=r"column n is integer"):
+        rig.other(schema_evolution=ADD).preflight()
+    narrow = rig.other(schema="id BIGINT, n SMALLINT", schema_evolution=SchemaEvolution.NONE)
+    narrow.preflight()
+    staged = narrow.stage(0, [(1, 1)])
+    assert rig.put(1, [(2, 1 << 40)]).outcome is Outcome.COMMITTED
+    # Staged for INT, committed to BIGINT.
+    assert not narrow.committer.why_dead(staged)
+    assert narrow.commit(2, staged).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, 1), (2, 1 << 40)])
+
+
+RULES = "id BIGINT, n INT NOT NULL, twice INT GENERATED ALWAYS AS (n * 2)"
+
+
+@pytest.mark.parametrize("mode", [None, BY_ID])
+@pytest.mark.parametrize(
+    "schema,row,message",
+    [
+        ("id BIGINT, n INT", (1, -1), r"CHECK constraint positive \(n > 0\).*-1"),
+        ("id BIGINT, n INT", (1, None), "(?i)not null"),
+        ("id BIGINT, n INT, twice INT", (1, 2, 5), '(?i)generated column.* 5|"twice":5'),
+    ],
+)
+def test_a_row_that_breaks_a_rule_fails_when_it_is_staged(
+    spark, tmp_path, mode, schema, row, message
+) -> None:
+    settings = {} if mode is None else {"mode": mode}
+    rig = DeltaRig(spark, tmp_path / "t", schema, **settings)
+    rig.sql(f"CREATE TABLE {{t}} ({RULES}) USING delta")
+    rig.sql("ALTER TABLE {t} ADD CONSTRAINT positive CHECK (n > 0)")
+    rig.preflight()
+    with pytest.raises(BadRecordError, match=message):
+        rig.stage(0, [(7, 1, 2)[: len(row)], row])
+    assert rig.put(1, [(7, 1, 2)[: len(row)]]).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(7, 1, 2)])
+
+
+def test_rows_of_a_table_that_numbers_them_get_numbers_with_the_commit(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "v STRING")
+    rig.sql("CREATE TABLE {t} (no BIGINT GENERATED ALWAYS AS IDENTITY, v STRING) USING delta")
+    rig.preflight()
+    staged = rig.stage(0, [("a",)])
+    assert staged[0].payload["form"] == "ROWS"
+    rig.stage(0, [("a",)])
+    rig.put(1, [("b",), ("c",)])
+    rig.commit(2, staged)
+    numbers = [no for (no,) in rig.rows("no")]
+    assert len(set(numbers)) == 3
+    with pytest.raises(SchemaError, match="numbers its column no by itself"):
+        rig.other(schema="no BIGINT, v STRING").preflight()
+
+
+TABLE = "id BIGINT NOT NULL, v STRING, p STRING"
+FULL = "id BIGINT, v STRING, p STRING"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "schema,settings,error,message",
+    [
+        (f"{FULL}, n INT", {}, SchemaError, "no column n"),
+        (
+            "id BIGINT, v DOUBLE, p STRING",
+            {"schema_evolution": WIDEN},
+            SchemaError,
+            "v is string in the table",
+        ),
+        ("id BIGINT, v STRING", {}, SchemaError, "lacks the partition column p"),
+        ("v STRING, p STRING", {}, SchemaError, "lacks the column id, which is NOT NULL"),
+        (FULL, {"partition_by": ("v",)}, SchemaError, "partition columns are p"),
+        (FULL, {"mode": Upsert(keys=("x",))}, SchemaError, "keyed by 'x'"),
+        (FULL, {"mode": Upsert(keys=("id",), sequence_by="x")}, SchemaError, "ordered by 'x'"),
+        (FULL, {"mode": Upsert(keys=("id",), not_stored=("x",))}, SchemaError, "leaves out 'x'"),
+        (FULL, {"mode": Upsert(keys=("id",), delete_when="op = 1")}, SchemaError, "no condition"),
+        (FULL, {"mode": Upsert(keys=("id",), delete_when="v")}, SchemaError, "type string"),
+        (f"{FULL}, a ARRAY<INT>", {"mode": Upsert(keys=("a",))}, SchemaError, "simple values"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_start(
+    spark, tmp_path_factory, writer, schema, settings, error, message
+) -> None:
+    table = tmp_path_factory.getbasetemp() / "refusing"
+    rig = DeltaRig(spark, table, schema, writer=writer, **settings)
+    if not table.exists():
+        rig.sql(f"CREATE TABLE {{t}} ({TABLE}) USING delta PARTITIONED BY (p)")
+    with pytest.raises(error, match=message) as caught:
+        rig.preflight()
+    assert isinstance(caught.value, FlinkishError) and caught.value.what_to_do
+
+
+@BOTH
+def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, tmp_path, writer) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", OLD, writer=writer, mode=OverwritePartitions())
+    with pytest.raises(ConfigError, match="would have none"):
+        rig.preflight()
+    rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta TBLPROPERTIES ('delta.appendOnly' = 'true')")
+    for mode in (OverwritePartitions(), BY_ID):
+        with pytest.raises(ConfigError, match=r"delta\.appendOnly"):
+            rig.other(mode=mode).preflight()
+    rig.sql("ALTER TABLE {t} UNSET TBLPROPERTIES ('delta.appendOnly')")
+    with pytest.raises(ConfigError, match="which has none"):
+        rig.preflight()
+    rig.sql("ALTER TABLE {t} ADD CONSTRAINT c CHECK (v <> '')")
+    with pytest.raises(SchemaError, match=r"constraint c .* columns that the stream lacks"):
+        rig.other(schema="id BIGINT", mode=BY_ID).preflight()
+
+
+@BOTH
+def test_a_retention_shorter_than_interval_and_restart_budget_is_refused(spark, tmp_path, writer) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", OLD, writer=writer)
+    longer = CheckpointConfig(interval_ms=3_600_000, restart_budget_ms=3_600_001)
+    name = "spark.databricks.delta.properties.defaults.deletedFileRetentionDuration"
+    spark.conf.set(name, "interval 2 hours")
+    try:
+        if writer is DeltaWriter.NATIVE:
+            with pytest.raises(ConfigError, match=r"7200000 ms, shorter than .* 7200001 ms"):
+                rig.preflight(longer)
+        rig.preflight(CheckpointConfig())
+    finally:
+        spark.conf.unset(name)
+    rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta")
+    rig.preflight(longer)
+    for kept in ("deletedFileRetentionDuration", "setTransactionRetentionDuration"):
+        rig.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('delta.{kept}' = 'interval 2 hours')")
+        if kept.startswith("deleted") and writer is DeltaWriter.PORTABLE:
+            # Its rows wait where VACUUM does not look.
+            rig.preflight(longer)
+        else:
+            with pytest.raises(ConfigError, match=kept):
+                rig.preflight(longer)
+        rig.sql(f"ALTER TABLE {{t}} UNSET TBLPROPERTIES ('delta.{kept}')")
