@@ -19,6 +19,7 @@ from flinkish_spark.sinks.delta_modes import (
     Append,
     OverwritePartitions,
     SchemaEvolution,
+    Upsert,
     mode_from_json,
     stored_fields,
 )
@@ -150,6 +151,10 @@ def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
     problems = fit(table, stored, SchemaEvolution(staged.get("schema_evolution", "NONE"))).problems
     if problems:
         return problems[0]
+    if isinstance(mode, Upsert):
+        missing = [key for key in mode.keys if not table.has_column(key)]
+        if missing:
+            return f"the table has no column {missing[0]}, which is a key"
     if table.is_append_only and not isinstance(mode, Append):
         return "the table became append-only"
     if isinstance(mode, OverwritePartitions) and list(table.partition_by) != list(_partitions(staged)):

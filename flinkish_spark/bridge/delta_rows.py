@@ -99,15 +99,11 @@ class DeltaRows:
                 newest = _newest_per_key(rows, mode)
                 if info is not None:
                     self._merge(
-                        path,
-                        _aligned(newest, mode, info, evolution, keep_control=True),
-                        mode,
-                        evolution,
-                        marker,
+                        path, info, _aligned(newest, mode, info, keep_control=True), mode, evolution, marker
                     )
                     return
                 rows = newest.where(~F.col(DELETED))
-            self._write(path, _aligned(rows, mode, info, evolution), mode, info, evolution, staged[0], marker)
+            self._write(path, info, _aligned(rows, mode, info), mode, evolution, staged[0], marker)
         except FROM_THE_JVM as error:
             if "PATH_EXISTS" in condition_of(error) or "ALREADY_EXISTS" in condition_of(error):
                 raise DeltaConflict("somebody made the table at the same moment") from error
@@ -116,9 +112,9 @@ class DeltaRows:
     def _write(
         self,
         path: str,
+        info: TableInfo | None,
         rows: DataFrame,
         mode: WriteMode,
-        info: TableInfo | None,
         evolution: SchemaEvolution,
         first: Mapping[str, Any],
         marker: Mapping[str, str],
@@ -138,7 +134,13 @@ class DeltaRows:
             writer.mode("append").save(path)
 
     def _merge(
-        self, path: str, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution, marker: Mapping[str, str]
+        self,
+        path: str,
+        info: TableInfo,
+        rows: DataFrame,
+        mode: Upsert,
+        evolution: SchemaEvolution,
+        marker: Mapping[str, str],
     ) -> None:
         session = self._session()
         session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
@@ -146,7 +148,10 @@ class DeltaRows:
         session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
         rows.createOrReplaceTempView(_VIEW)
         names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
-        session.sql(merge_statement(path, mode, names, evolution)).collect()
+        # A table without the column has no sequence to compare with; the MERGE adds it.
+        by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
+        text = merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
+        session.sql(text).collect()
 
     def _session(self) -> SparkSession:
         """Return a session of our own: settings of a commit must not get into what others write."""
@@ -165,12 +170,20 @@ def table_name(path: str) -> str:
     return f"delta.{quoted(path)}"
 
 
-def merge_statement(path: str, mode: Upsert, names: Sequence[str], evolution: SchemaEvolution) -> str:
+def merge_statement(
+    path: str, mode: Upsert, names: Sequence[str], evolution: SchemaEvolution, *, by_sequence: bool
+) -> str:
     """Return the MERGE of :data:`_VIEW`, which has one row per key, into a table.
+
+    Parameters
+    ----------
+    by_sequence
+        Whether rows of the table that are newer stay.
 
     Examples
     --------
-    >>> print(merge_statement("/t", Upsert(("id",)), ["id", "v"], SchemaEvolution.NONE))
+    >>> names = ["id", "v"]
+    >>> print(merge_statement("/t", Upsert(("id",)), names, SchemaEvolution.NONE, by_sequence=False))
     MERGE INTO delta.`/t` AS t USING flinkish_staged AS s ON t.`id` = s.`id`
     WHEN MATCHED AND s.`_fs_deleted` THEN DELETE
     WHEN MATCHED THEN UPDATE SET t.`v` = s.`v`
@@ -179,7 +192,7 @@ def merge_statement(path: str, mode: Upsert, names: Sequence[str], evolution: Sc
     keys = [quoted(key) for key in mode.keys]
     others = [quoted(name) for name in names if name not in mode.keys]
     newer = ""
-    if mode.sequence_by is not None and mode.sequence_by in names:
+    if mode.sequence_by is not None and by_sequence:
         at = quoted(mode.sequence_by)
         newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
     every = [quoted(name) for name in names]
@@ -206,12 +219,7 @@ def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
 
 
 def _aligned(
-    rows: DataFrame,
-    mode: WriteMode,
-    info: TableInfo | None,
-    evolution: SchemaEvolution,
-    *,
-    keep_control: bool = False,
+    rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
 ) -> DataFrame:
     """Return the stored columns; those that are narrower than the table's get the table's type."""
     names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])

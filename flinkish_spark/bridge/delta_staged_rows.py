@@ -74,6 +74,10 @@ def _conditions(frame: DataFrame, mode: WriteMode, rules: Mapping[str, Any]) -> 
             yield f"the column {name} NOT NULL", F.col(quoted(name)).isNotNull()
     for name, sql in rules.get("checks", {}).items():
         yield f"CHECK constraint {name} ({sql})", F.expr(sql)
+    for name, most in rules.get("lengths", {}).items():
+        if name.lower() in have:
+            column = F.col(quoted(name))
+            yield f"the length {most} of column {name}", column.isNull() | (F.length(column) <= most)
     for name, sql in rules.get("generated", {}).items():
         if name.lower() in have:
             yield f"the generated column {name} = {sql}", F.col(quoted(name)).eqNullSafe(F.expr(sql))

@@ -13,7 +13,13 @@ from flinkish_spark.bridge.delta_errors import DeltaRefused
 from flinkish_spark.bridge.delta_rows import DeltaRows, aligned_columns
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sinks.base import SinkContext
-from flinkish_spark.sinks.delta_modes import Append, OverwritePartitions, Upsert, stored_fields
+from flinkish_spark.sinks.delta_modes import (
+    Append,
+    OverwritePartitions,
+    SchemaEvolution,
+    Upsert,
+    stored_fields,
+)
 from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention
 from flinkish_spark.sinks.delta_table import TableInfo, fit
 
@@ -40,12 +46,12 @@ def check_sink(
     _check_columns(sink, context)
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)
+    stages_files = native is not None and not isinstance(sink.mode, Upsert)
     table = DeltaRows(spark).info(sink.path) if native is None else native.info(sink.path)
     if table is None:
         _check_new(sink, context)
     else:
-        _check_table(sink, spark, context, table)
-    stages_files = native is not None and not isinstance(sink.mode, Upsert)
+        _check_table(sink, spark, context, table, stages_files=stages_files)
     if stages_files:
         _ask_delta(sink, spark, context, native, table)
     properties = {} if table is None else table.properties
@@ -115,7 +121,9 @@ def _check_new(sink: DeltaSink, context: SinkContext) -> None:
         )
 
 
-def _check_table(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
+def _check_table(
+    sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo, *, stages_files: bool
+) -> None:
     if table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
             f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
@@ -135,11 +143,15 @@ def _check_table(sink: DeltaSink, spark: SparkSession, context: SinkContext, tab
     if problems:
         raise _refused(sink, context, problems[0])
     if isinstance(sink.mode, Upsert):
+        missing = [key for key in sink.mode.keys if not table.has_column(key)]
+        if missing:
+            raise _refused(sink, context, f"it has no column {missing[0]}, which is a key")
+    if not stages_files or table.has_identity or sink.schema_evolution is not SchemaEvolution.NONE:
         _check_constraints(sink, spark, context, table)
 
 
 def _check_constraints(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
-    """Refuse constraints on columns that the stream lacks: an upsert keeps what a row has in them."""
+    """Refuse constraints on columns that the stream lacks: they cannot be checked while rows are staged."""
     empty = spark.createDataFrame([], context.schema)
     for name, condition in table.checks.items():
         try:

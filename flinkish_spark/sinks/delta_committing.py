@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.delta_commits import DeltaCommits
-from flinkish_spark.bridge.delta_errors import DeltaConflict, DeltaRefused
+from flinkish_spark.bridge.delta_errors import DeltaConflict, DeltaRefused, DeltaViolated
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -65,12 +65,15 @@ class DeltaCommitter(Committer):
             return CommitAnswer(Outcome.RETRY, str(error))
         except DeltaRefused as error:
             why = f"the table {path} no longer takes the rows: {error}"
-            return self._lost_unless_committed(path, staged, version, why)
+            # Staging again finds these reasons and names them. With any other, the table may take the rows
+            # when it was seen to.
+            explained = isinstance(error, DeltaViolated) or bool(self._commits.why_unfit(path, staged))
+            return self._lost_unless_committed(path, staged, version, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
         return CommitAnswer(outcome, facts=_facts(staged, done.version))
 
     def _lost_unless_committed(
-        self, path: str, staged: list[Mapping[str, Any]], version: int, why: str
+        self, path: str, staged: list[Mapping[str, Any]], version: int, why: str, *, is_final: bool = True
     ) -> CommitAnswer:
         """Answer LOST, proven if the marker says that this checkpoint is not in the table.
 
@@ -81,7 +84,7 @@ class DeltaCommitter(Committer):
         if seen is not None and seen >= version:
             known = self._commits.version_of(path, self._app_id, version)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
-        return CommitAnswer(Outcome.LOST, why, is_proven_aborted=seen is not None)
+        return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Forget the files: they are in no log, and VACUUM or a sweep removes them later.

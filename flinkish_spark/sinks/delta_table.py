@@ -21,6 +21,8 @@ _GENERATED = "delta.generationExpression"
 _IDENTITY = "delta.identity.start"
 _EXPLICIT_IDENTITY = "delta.identity.allowExplicitInsert"
 _DEFAULT = "CURRENT_DEFAULT"
+_CHARS = "__CHAR_VARCHAR_TYPE_STRING"
+_LENGTH = re.compile(r"(?:var)?char\((\d+)\)")
 _PHYSICAL = "delta.columnMapping.physicalName"
 _WIDENING = "delta.enableTypeWidening"
 #: From left to right each holds everything that those before it hold.
@@ -75,6 +77,18 @@ class TableInfo:
         return {name: expression for name, expression in found.items() if expression}
 
     @property
+    def lengths(self) -> dict[str, int]:
+        """CHAR and VARCHAR columns: name to the most characters."""
+        found = {
+            str(f["name"]): _LENGTH.fullmatch(f.get("metadata", {}).get(_CHARS, "")) for f in self.fields
+        }
+        return {name: int(match[1]) for name, match in found.items() if match is not None}
+
+    def has_column(self, name: str) -> bool:
+        """Whether there is a column of that name; Spark does not look at case."""
+        return any(str(f["name"]).lower() == name.lower() for f in self.fields)
+
+    @property
     def has_identity(self) -> bool:
         """Whether Delta numbers rows."""
         return any(_IDENTITY in f.get("metadata", {}) for f in self.fields)
@@ -91,7 +105,12 @@ class TableInfo:
 
     def rules(self) -> dict[str, Any]:
         """Return what rows are checked against when they are staged, as JSON values."""
-        return {"checks": self.checks, "not_null": sorted(self.not_null), "generated": self.generated}
+        return {
+            "checks": self.checks,
+            "not_null": sorted(self.not_null),
+            "generated": self.generated,
+            "lengths": self.lengths,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +259,7 @@ def why_stricter(rules: Json, now: TableInfo) -> str:
     rules
         As :meth:`TableInfo.rules` returned them when the rows were staged.
     """
-    for kind, said in (("checks", "constraint"), ("generated", "generated column")):
+    for kind, said in (("checks", "constraint"), ("generated", "generated column"), ("lengths", "length of")):
         then = rules.get(kind, {})
         for name, condition in now.rules()[kind].items():
             if then.get(name) != condition:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
+from flinkish_spark.bridge.delta_files import HadoopFiles, PublicFiles
 from flinkish_spark.errors import BadRecordError
 from flinkish_spark.protocol.outcomes import Outcome
 from tests.delta_rig import DeltaRig
@@ -241,3 +242,22 @@ def test_what_was_staged_under_other_settings_is_dead(spark, tmp_path) -> None:
     elsewhere = DeltaRig(spark, tmp_path / "other", ROW)
     assert "was" not in elsewhere.committer.why_dead(elsewhere.stage(0, [(1, "a", "x")]))
     assert "for the table" in elsewhere.committer.why_dead(staged)[0]
+
+
+def test_files_without_a_jvm_of_ones_own(spark, tmp_path) -> None:
+    """What a Spark Connect session would use says the same as Hadoop's client."""
+    root = tmp_path / "a [b] {c}"
+    for name in ("one", "two"):
+        spark.range(3).coalesce(1).write.parquet(str(root / name))
+    for files in (PublicFiles(spark), HadoopFiles(spark)):
+        sizes = files.sizes(str(root / "one"))
+        assert len(sizes) == 1 and all((root / "one" / n).stat().st_size == size for n, size in sizes.items())
+        (known,) = [str(root / "one" / name) for name in sizes]
+        assert files.missing([known, str(root / "gone")]) == [str(root / "gone")]
+        assert files.missing([known]) == files.missing([]) == []
+        assert sorted(files.folders(str(root))) == ["one", "two"]
+        assert files.folders(str(root / "none")) == [] and files.sizes(str(root / "none")) == {}
+    PublicFiles(spark).delete(str(root / "two"))
+    assert PublicFiles(spark).folders(str(root)) == ["one"]
+    HadoopFiles(spark).delete(str(root / "two"))
+    assert not (root / "two").exists()

@@ -182,6 +182,10 @@ def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, t
     with pytest.raises(ConfigError, match="which has none"):
         rig.preflight()
     rig.sql("ALTER TABLE {t} ADD CONSTRAINT c CHECK (v <> '')")
+    rig.sql("ALTER TABLE {t} ADD COLUMNS (k STRING)")
+    with pytest.raises(SchemaError, match="no column other, which is a key"):
+        mode = Upsert(keys=("other",))
+        rig.other(schema=f"{OLD}, other INT", mode=mode, schema_evolution=ADD).preflight()
     with pytest.raises(SchemaError, match=r"constraint c .* columns that the stream lacks"):
         rig.other(schema="id BIGINT", mode=BY_ID).preflight()
 
