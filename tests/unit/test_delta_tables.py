@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
+import flinkish_spark
 from flinkish_spark import (
     CheckpointConfig,
     DeltaSink,
@@ -218,3 +221,11 @@ def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():
     assert marked_checkpoint({}, note, other) is None
     assert marked_checkpoint({"queryId": ours, "epochId": "8"}, "", ours) == 8
     assert marked_checkpoint({"queryId": ours}, "a user's note", ours) is None
+
+
+@pytest.mark.parametrize("module", ["delta_rows", "delta_staged_rows", "delta_history"])
+def test_the_portable_door_needs_no_jvm(module):
+    """Names of PySpark's own that a Spark Connect session does not have."""
+    file = Path(flinkish_spark.__file__).parent / "bridge" / f"{module}.py"
+    names = {n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)}
+    assert not names & {"_jvm", "_jdf", "_jsparkSession", "_jsc", "sparkContext", "rdd"}
