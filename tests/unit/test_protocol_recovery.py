@@ -124,7 +124,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         ),
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1, False)], order=ordered(1, "no"), **LOST_2),
-            Replay(CheckpointId(2)),
+            RefuseOrder("order", "no"),
         ),
         # Without an order it is replayed, before anything that needs it confirmed.
         (
