@@ -26,6 +26,7 @@ from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
 from tests.state_folder import SparkFolder
+from tests.unit.test_rewinding import Job as StandingJob
 
 CLOCK = ManualClock(1_700_000_000_000)
 LOST = CheckpointId(2)
@@ -507,6 +508,30 @@ def test_a_deposed_owner_replays_nothing(tmp_path):
     with pytest.raises(Exception, match="has taken this job over"):
         owner.check()
     assert not any(effect[0] in ("run", "stage", "restaged") for effect in job.system.effects)
+
+
+def test_what_is_deleted_while_somebody_lists_it_is_no_replay(tmp_path, monkeypatch):
+    """Behind its receipt a checkpoint goes with its replays; who shows checkpoints may be reading them."""
+    job = Job(tmp_path)
+    job.replay(0)
+    listed = LocalStore.list
+
+    def deleted_behind_the_list(store, prefix):
+        found = listed(store, prefix)
+        if prefix == "restaged/2":
+            (tmp_path / "restaged/2/1.json").unlink()
+        return found
+
+    monkeypatch.setattr(LocalStore, "list", deleted_behind_the_list)
+    assert job.job_dir.restaged(LOST) is None
+
+
+def test_a_recovery_deletes_what_a_replay_has_left(tmp_path):
+    """It is cut off behind its end, or an order leaves its checkpoint behind."""
+    job = StandingJob(tmp_path)
+    (tmp_path / "replay/1-4/state").mkdir(parents=True)
+    job.recovery().run()
+    assert not (tmp_path / "replay").exists()
 
 
 # -- cut off ------------------------------------------------------------------------------------------
