@@ -22,6 +22,8 @@ from tests.crash.sweep.sinks import SINKS
 _SETTLES_S = 300.0
 _ASKS_AGAIN_S = 100.0
 _ORDERS = 8
+#: A job that ends of a fault may be started again; one that ends again and again is stuck.
+_MOST_ENDS = 5
 _MARKERS_S = 1.0
 _STAGES_S = 2.0
 
@@ -42,6 +44,10 @@ class Verdict:
     @property
     def is_exact(self) -> bool:
         return not (self.lost or self.duplicated or self.partial or self.stuck)
+
+
+class NeverRan(Exception):
+    """There is nothing to sweep."""
 
 
 class Subject:
@@ -135,19 +141,26 @@ class Subject:
         life.say(self.place.sink, "trigger")
         return self.settle(life)
 
-    def warm_up(self, life: Life, checkpoints: int) -> Verdict:
-        """Take some checkpoints, so that there is something to clean away."""
+    def warm_up(self, life: Life, checkpoints: int) -> None:
+        """Take some checkpoints, so that there is something to clean away.
+
+        Raises
+        ------
+        NeverRan
+            The job does not work even without faults.
+        """
         for _ in range(checkpoints):
             self._feed_and_trigger(life)
             verdict = self.settle(life)
-        return verdict
+            if not verdict.is_exact:
+                raise NeverRan(f"{self.place.sink}: {verdict} {self.notes}")
 
     def settle(self, life: Life) -> Verdict:
         """Ask for checkpoints until everything that was fed is visible once; else say what is wrong.
 
         One has been asked for already.
         """
-        deadline, asked = time.monotonic() + _SETTLES_S, time.monotonic()
+        deadline, asked, ends = time.monotonic() + _SETTLES_S, time.monotonic(), 0
         while time.monotonic() < deadline:
             if time.monotonic() - asked > _ASKS_AGAIN_S:
                 life.say(self.place.sink, "trigger")
@@ -166,12 +179,15 @@ class Subject:
                     asked = 0.0
                 case "ended":
                     self._note(event.facts["text"])
+                    ends += 1
+                    if ends > _MOST_ENDS:
+                        break
                     life.say(self.place.sink, "start")
                     asked = time.monotonic() - _ASKS_AGAIN_S + 1
                 case "fired":
                     self._note("fired")
         found = self.verdict()
-        return Verdict(stuck=1, detail=f"not right within {_SETTLES_S:g} s: {found.detail}")
+        return Verdict(stuck=1, detail=f"not right in time: {found.detail}; {'; '.join(self.notes)}")
 
     def until_reached(self, life: Life, run: Run, patience_s: float = 120.0) -> bool:
         """Run the job into a kill; return whether it came to the point, and stands there frozen."""
