@@ -77,8 +77,11 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	    '$(PY) -m pytest tests/unit $(PROTOCOL:%=--ignore=%)'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
+SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py tests/spark/test_two_phase*.py)
 spark: setup ## local Spark sessions
-	@$(PY) -m pytest tests/spark
+	@tools/lanes.sh $(BUILD)/lanes-spark \
+	    '$(PY) -m pytest $(SINKS)' \
+	    '$(PY) -m pytest tests/spark $(SINKS:%=--ignore=%)'
 
 # These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
 DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py)
