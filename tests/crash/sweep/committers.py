@@ -23,27 +23,36 @@ class SystemAway(EnvironmentFault):
 
 def hook_sink(jobs: Jobs, kind: type[Sink]) -> None:
     """Watch the writers and committers that sinks of a class make; again for the same class does nothing."""
-    if getattr(kind.create_committer, "is_watched", False):
+    _hook(jobs, kind, "create_writer", _watch_writer)
+    _hook(jobs, kind, "create_committer", _watch_committer)
+
+
+def _hook(jobs: Jobs, kind: type[Sink], name: str, watch: Callable[[Any, Switch], None]) -> None:
+    # Where it is defined: a class of the user's may travel to tasks with everything that is in it.
+    owner = next(one for one in kind.__mro__ if name in vars(one))
+    original = vars(owner)[name]
+    if getattr(original, "is_watched", False):
         return
-    create_writer, create_committer = kind.create_writer, kind.create_committer
 
-    def writer(self: Sink, spark: Any, context: Any) -> Any:
-        made, found = create_writer(self, spark, context), jobs.of_path(f"{context.folder}/")
+    def create(self: Sink, spark: Any, context: Any) -> Any:
+        made, found = original(self, spark, context), jobs.of_path(f"{context.folder}/")
         if found is not None:
-            _watch(made, "stage", found[0], Layer.STAGE, Effect.WRITE)
+            watch(made, found[0])
         return made
 
-    def committer(self: Sink, spark: Any, context: Any) -> Any:
-        made, found = create_committer(self, spark, context), jobs.of_path(f"{context.folder}/")
-        if found is not None:
-            _watch(made, "why_dead", found[0], Layer.SINK, Effect.READ)
-            _watch(made, "sweep", found[0], Layer.SINK, Effect.WRITE)
-            _watch(made, "commit", found[0], Layer.SINK, Effect.WRITE, lambda: [_RETRY])
-            _watch(made, "checkpoint_complete", found[0], Layer.SINK, Effect.WRITE, lambda: _RETRY)
-        return made
+    create.is_watched = True  # type: ignore[attr-defined]
+    setattr(owner, name, create)
 
-    committer.is_watched = True  # type: ignore[attr-defined]
-    kind.create_writer, kind.create_committer = writer, committer  # type: ignore[method-assign]
+
+def _watch_writer(writer: Any, switch: Switch) -> None:
+    _watch(writer, "stage", switch, Layer.STAGE, Effect.WRITE)
+
+
+def _watch_committer(committer: Any, switch: Switch) -> None:
+    _watch(committer, "why_dead", switch, Layer.SINK, Effect.READ)
+    _watch(committer, "sweep", switch, Layer.SINK, Effect.WRITE)
+    _watch(committer, "commit", switch, Layer.SINK, Effect.WRITE, lambda: [_RETRY])
+    _watch(committer, "checkpoint_complete", switch, Layer.SINK, Effect.WRITE, lambda: _RETRY)
 
 
 def _watch(

@@ -135,12 +135,12 @@ class Rounds(ABC):
 
     @staticmethod
     def _side_by_side(lanes: Sequence[Lane], body: Callable[[Lane], None]) -> None:
-        failures: list[BaseException] = []
+        failures: list[Exception] = []
 
         def guarded(lane: Lane) -> None:
             try:
                 body(lane)
-            except BaseException as error:
+            except Exception as error:
                 failures.append(error)
 
         threads = [threading.Thread(target=guarded, args=(lane,), name=lane.sink) for lane in lanes]
@@ -149,7 +149,7 @@ class Rounds(ABC):
         for thread in threads:
             thread.join()
         if failures:
-            raise failures[0]
+            raise ExceptionGroup("some jobs could not go on", failures)
 
     def _keep(self, lane: Lane) -> None:
         """Keep what a wrong result was found with; the next start makes everything else anew."""
