@@ -123,7 +123,7 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     env.observe(steps)
     client = env.execute_async()
     try:
-        await_that(lambda: rows(client, "jdbc") >= 40, client)
+        await_that(lambda: rows(client, "jdbc") >= 40, client, timeout_s=200)
         client.stop_with_checkpoint()
         assert client.wait(60_000)
     finally:
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_is_cut_off_between_two_sinks_is_finished_by_the_next_
     env.observe(steps)
     client = steps.client = env.execute_async()
     try:
-        client.wait(90_000)
+        client.wait(200_000)
     finally:
         end(client)
     produce(
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_cut_off_between_two_sinks_is_finished_by_the_next_
     )
     client = everywhere.env().execute_async()
     try:
-        await_that(lambda: everywhere.seen()["jdbc"].total() >= 30, client)
+        await_that(lambda: everywhere.seen()["jdbc"].total() >= 30, client, timeout_s=200)
         client.stop_with_checkpoint()
         assert client.wait(60_000)
     finally:

@@ -36,6 +36,7 @@ from tests.support import (
     read_delta,
     rows,
     run_until,
+    running,
     totals_in,
 )
 
@@ -50,6 +51,13 @@ def job(spark, broker, job_dir, source, sinks=(), table=None, **settings):
     if table is not None:
         totals.sink_to(DeltaSink(str(table)), uid="delta")
     return env
+
+
+#: It may delete what is new, and lists a small folder without a hundred tasks.
+QUICK_VACUUM = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
 
 
 class AfterDecisions:
@@ -203,14 +211,18 @@ def test_staged_files_that_are_vacuumed_behind_the_decision_are_replayed(
     run_until(env, lambda c: rows(c, "delta") >= 20)
 
     def vacuum(decision):
-        spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        for name, value in QUICK_VACUUM.items():
+            spark.conf.set(name, value)
         spark.sql(f"VACUUM delta.`{table}` RETAIN 0 HOURS")
 
     env = job(spark, broker, job_dir, source, [sink], table)
     thief = AfterDecisions(job_dir, vacuum)
     env.observe(thief)
     feed(broker, source, 10, 30)
-    run_until(env, lambda c: len(read_delta(table)) == 60)
+    with running(env) as client:
+        await_that(lambda: len(read_delta(table)) == 60, client, timeout_s=200)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=60_000)
     assert replays(job_dir, thief.struck) == [1]
     expected = expected_totals(amounts(30))
     assert totals_in(broker.bootstrap_servers, sink) == expected
@@ -310,4 +322,5 @@ def test_rows_that_come_out_otherwise_stop_the_job(spark, broker, topic, job_dir
 @pytest.fixture(autouse=True)
 def no_leftover_setting(spark):
     yield
-    spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    for name in QUICK_VACUUM:
+        spark.conf.unset(name)

@@ -24,12 +24,14 @@ class DeleteStaged:
     def __init__(self, job_dir: Path, sink: str, spared: int = 0) -> None:
         self._job_dir, self._sink, self._spared = JobDir(LocalStore(job_dir)), sink, spared
         self.struck: list[int] = []
-        self.batches = 0
+        #: Micro-batches that were staged, those of replays left out.
+        self.staged = 0
 
     def before(self, step, subject):
         pass
 
     def after(self, step, subject):
+        self.staged += step is Step.STAGED_FILE
         if step is not Step.DECISION or self.struck:
             return
         decision = self._job_dir.decision(CheckpointId(int(subject)))
@@ -39,7 +41,6 @@ class DeleteStaged:
         self._spared -= 1
         if self._spared < 0:
             self.struck.append(int(subject))
-            self.batches = len(decision.batches)
             table = Path(staged[0].payload["path"])
             for committable in staged:
                 for action in committable.payload["actions"]:
