@@ -95,6 +95,7 @@ def gone(path: Path) -> str:
 def test_what_a_missing_file_means_is_what_the_system_knows(
     tmp_path, harm, knows, outcome, is_proven
 ) -> None:
+    """Behaviour 135."""
     given = [staged(tmp_path, 1), staged(tmp_path, 2, task=1)]
     reason, committer = harm(path_of(tmp_path, given[1])), Kept(tmp_path)
     committer.knows = knows
@@ -121,6 +122,7 @@ def test_a_file_with_other_rows_than_it_says_is_no_file(tmp_path) -> None:
 
 
 def test_a_system_that_cannot_be_asked_is_asked_again(tmp_path) -> None:
+    """Behaviour 136."""
     def fail():
         raise BufferFault("the system is away")
 
@@ -150,6 +152,7 @@ def test_abort_deletes_once(tmp_path) -> None:
 
 
 def test_the_sweep_leaves_what_is_kept_what_runs_and_what_is_newer(tmp_path) -> None:
+    """Behaviour 135."""
     kept, running = staged(tmp_path, 1, block=1), staged(tmp_path, 2, block=2)
     newer, foreign = staged(tmp_path, 3, epoch=3, block=9), tmp_path / "somebody's.arrow"
     foreign.touch()

@@ -120,6 +120,7 @@ def count_operations(tmp: Path, settings: CommitSettings) -> int:
 
 @pytest.mark.parametrize("name", ["partitions", "compacted", "rolled partitions"])
 def test_killed_behind_any_operation_every_record_is_seen_once(tmp_path, name) -> None:
+    """Behaviour 158."""
     settings = SETTINGS[name]
     points = count_operations(tmp_path, settings)
     whole = Rig(tmp_path / "whole", settings)
@@ -172,6 +173,7 @@ def test_a_disk_that_refuses_once_is_asked_again(tmp_path, name) -> None:
 
 
 def test_nothing_is_seen_before_the_commit_and_everything_behind_it(tmp_path) -> None:
+    """Behaviour 153."""
     rig = Rig(tmp_path)
     staged = [rig.stage({"": ["one", "two"]}), rig.stage({"": ["three"]})]
     assert not rig.visible()
@@ -284,6 +286,7 @@ def test_a_sweep_leaves_what_others_need(tmp_path) -> None:
 
 
 def test_parts_stay_hidden_until_a_limit_and_are_one_file_then(tmp_path) -> None:
+    """Behaviour 159."""
     rig = Rig(tmp_path, CommitSettings(rolling=RollingPolicy(1_000, rollover_ms=5_000, inactivity_ms=60_000)))
     for checkpoint in range(1, 9):
         finish(rig.committer(), checkpoint, [rig.stage({"": [f"r{checkpoint}"]})], CheckpointPurpose.PERIODIC)
@@ -296,6 +299,7 @@ def test_parts_stay_hidden_until_a_limit_and_are_one_file_then(tmp_path) -> None
 
 
 def test_a_part_without_new_records_is_finished_by_a_checkpoint_that_stages_nothing(tmp_path) -> None:
+    """Behaviours 153, 156, 159."""
     rig = Rig(tmp_path, CommitSettings(rolling=RollingPolicy(1_000, rollover_ms=60_000, inactivity_ms=3_000)))
     finish(rig.committer(), 1, [rig.stage({"a=1": ["x"], "a=2": ["y"]})], CheckpointPurpose.PERIODIC)
     finish(rig.committer(), 2, [], CheckpointPurpose.PERIODIC)

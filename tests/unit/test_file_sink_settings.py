@@ -200,6 +200,7 @@ def sizes(parts) -> list[list[int]]:
 
 
 def test_a_rolling_policy_finishes_full_parts_and_keeps_the_rest_open() -> None:
+    """Behaviour 159."""
     policy = RollingPolicy(part_bytes=100, rollover_ms=1_000, inactivity_ms=500)
     chunks = [chunk(60, at_ms=0), chunk(50, at_ms=100), chunk(30, at_ms=100)]
     rolled = roll(chunks, policy, None, 200)
