@@ -69,9 +69,10 @@ def test_an_epoch_of_files_and_two_operators_is_replayed_for_one_table_only(spar
     with started(env) as client:
         await_that(lambda: total_rows(counts) == 300, client)
         for number in (1, 2):
+            before = vandal.staged
             feed(folder, str(number), number + 1)
-            await_that(lambda n=number: len(list((job_dir / "staged").rglob("*.json"))) > n, client)
-        await_that(lambda: total_rows(counts) == 900, client)
+            await_that(lambda before=before: vandal.staged > before, client)
+        await_that(lambda: total_rows(counts) == 900, client, timeout_s=200)
         stop(client)
     vandal.check()
     assert sums(table) == expected(1, 3, 6)

@@ -73,7 +73,7 @@ def test_what_holds_nothing_of_a_sink_does_not_age() -> None:
 def test_a_coordinator_says_so_of_what_is_staged_and_of_what_is_decided(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behaviour 129. Undecided, and decided with a sink that does not come round: the system's clock runs for both."""
+    """Behaviour 129. Undecided, or decided with a sink that does not come round: the system's clock runs."""
     monkeypatch.setattr(RiggedCommitter, "staged_lifetime_ms", 60_000)
 
     def said() -> list[str]:
