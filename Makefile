@@ -84,7 +84,8 @@ spark: setup ## local Spark sessions
 	    '$(PY) -m pytest tests/spark $(SINKS:%=--ignore=%)'
 
 # These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
-DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py)
+DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py) \
+    $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py)
 broker: setup ## a real Kafka broker
 	@tools/lanes.sh $(BUILD)/lanes-broker \
 	    '$(PY) -m pytest tests/broker --jvm without' \
@@ -92,10 +93,12 @@ broker: setup ## a real Kafka broker
 	    '$(PY) -m pytest tests/broker --jvm with $(DOORS:%=--ignore=%)'
 
 KILLS_OF_A_JOB := tests/crash/test_crash.py tests/crash/test_checker.py
+FAULTS := tests/crash/test_faults.py tests/crash/test_sweep.py
 crash: setup ## kill -9 loops with exact counts
 	@tools/lanes.sh $(BUILD)/lanes-crash \
 	    '$(PY) -m pytest $(KILLS_OF_A_JOB)' \
-	    '$(PY) -m pytest tests/crash $(KILLS_OF_A_JOB:%=--ignore=%)'
+	    '$(PY) -m pytest $(FAULTS)' \
+	    '$(PY) -m pytest tests/crash $(KILLS_OF_A_JOB:%=--ignore=%) $(FAULTS:%=--ignore=%)'
 
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
