@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from flinkish_spark.protocol.records import SinkAck, TaskAck
+from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
 
 
 def test_what_a_sink_measured_is_part_of_its_acknowledgement() -> None:
@@ -19,3 +21,12 @@ def test_an_acknowledgement_without_measurements_is_as_it_always_was() -> None:
     plain = SinkAck("out", (TaskAck(0, 5, -9),))
     assert plain.to_json().keys() == {"sink", "tasks"}
     assert SinkAck.from_json(plain.to_json()) == plain
+
+
+def test_the_time_of_the_staging_is_stored_where_it_is_known() -> None:
+    """Files of earlier versions say nothing of it, and those without it look like them."""
+    plain = StagedBatch(Lineage(1), BatchId(2), OwnerEpoch(3), 1, (), ())
+    assert "began_at_ms" not in plain.to_json()
+    assert StagedBatch.from_json(plain.to_json()) == plain
+    timed = replace(plain, began_at_ms=1_700)
+    assert StagedBatch.from_json(json.loads(json.dumps(timed.to_json()))) == timed
