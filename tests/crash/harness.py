@@ -71,6 +71,8 @@ EVERY_POINT: tuple[Crash, ...] = (
     Shot(Victim.GROUP),
     At("sink-commit:before:1:totals-delta"),
     At("sink-commit:after:2:totals-delta"),
+    At("sink-complete:before:1"),
+    At("sink-complete:after:2"),
     At("group-offsets:before:1"),
     At("group-offsets:after:2"),
     Shot(Victim.DRIVER),

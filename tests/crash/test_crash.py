@@ -1,4 +1,4 @@
-"""Twenty kills of one job with both sinks: nothing lost, nothing twice, nothing in part."""
+"""More than twenty kills of one job with both sinks: nothing lost, nothing twice, nothing in part."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
     points = [KillPoint.parse(crash.point) for crash in EVERY_POINT if isinstance(crash, At)]
     # Nothing is durable at a trigger, and right after the intent comes the first delete.
     steps = set(Step) - {Step.TRIGGER, Step.REWIND_INTENT}
+    # The job has no manifest and loses nothing that is decided: `make crash-sweep` and the simulator
+    # strike there.
+    steps -= {Step.MANIFEST, Step.RESTAGED}
     assert {(p.step, p.moment) for p in points} == {(step, moment) for step in steps for moment in Moment}
     subjects = {(p.subject, p.moment) for p in points if p.step is Step.SINK_COMMIT}
     assert subjects == {(sink, moment) for sink in ("totals-kafka", "totals-delta") for moment in Moment}
     assert {crash.victim for crash in EVERY_POINT if isinstance(crash, Shot)} == set(Victim)
-    assert len(EVERY_POINT) == 20
+    assert len(EVERY_POINT) == 22
 
 
 # Seven to nine minutes alone on two cores; far more if they are shared.
