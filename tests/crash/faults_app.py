@@ -1,7 +1,7 @@
 """The demo's job where the sinks' patience is short, and with a task that dawdles at its first attempt.
 
-Takes the arguments of `demo/app.py`. FLINKISH_DAWDLE is a directory: the first task that sees the user
-`SLOW_USER` leaves a file there and waits, so that Spark may start the task a second time beside it.
+Takes the arguments of `demo/app.py`. FLINKISH_DAWDLE is a directory: once there is a file ``may`` in it, the
+first task to see it leaves a file there and sleeps, so that Spark may start the task a second time beside it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flinkish_spark import (
 #: As short as interval and restart budget allow: a broker that sleeps longer aborts what is staged.
 TRANSACTION_TIMEOUT_MS = 12_000
 DAWDLE_VARIABLE, MASTER_VARIABLE = "FLINKISH_DAWDLE", "FLINKISH_MASTER"
-_DAWDLES_S = 20.0
-_AFTER_ELEMENTS = 40
+TIMEOUT_VARIABLE = "FLINKISH_TRANSACTION_TIMEOUT_MS"
+_DAWDLES_S = 60.0
 
 
 class DawdlingTotal(RunningTotal):
@@ -33,11 +33,9 @@ class DawdlingTotal(RunningTotal):
 
     def __init__(self, folder):
         self.folder = folder
-        self.seen = 0
 
     def process_element(self, order, ctx):
-        self.seen += 1
-        if self.folder and self.seen == _AFTER_ELEMENTS and self._is_first():
+        if self.folder and (Path(self.folder) / "may").exists() and self._is_first():
             time.sleep(_DAWDLES_S)
             (Path(self.folder) / "woke").touch()
         return super().process_element(order, ctx)
@@ -78,7 +76,7 @@ def build(spark, args):
         "totals",
         key="user",
         value=Json(),
-        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        transaction_timeout_ms=int(os.environ.get(TIMEOUT_VARIABLE, TRANSACTION_TIMEOUT_MS)),
     )
     totals.sink_to(kafka, uid="totals-kafka")
     totals.sink_to(DeltaSink(args.table), uid="totals-delta")

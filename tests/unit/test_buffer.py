@@ -123,6 +123,7 @@ def test_a_file_with_other_rows_than_it_says_is_no_file(tmp_path) -> None:
 
 def test_a_system_that_cannot_be_asked_is_asked_again(tmp_path) -> None:
     """Behaviour 136."""
+
     def fail():
         raise BufferFault("the system is away")
 

@@ -75,6 +75,14 @@ def test_of_many_state_files_the_first_and_the_last_are_points():
     assert [run.point.occurrence for run in fault_runs([pin] * 9)] == [1, 9]
 
 
+def test_what_is_polled_fails_once_and_committers_are_killed_inside_only():
+    polled = Call("store.read spark/*/commits/*", Layer.CALL, Effect.READ)
+    assert len(fault_runs([polled] * 9)) == 1
+    commit = Call("sink.commit", Layer.SINK, Effect.WRITE)
+    assert kill_runs([commit]) == []
+    assert len(fault_runs([commit])) == 3
+
+
 def test_every_call_has_the_faults_that_its_layer_can_have():
     inner = Call("os.link a", Layer.INNER, Effect.WRITE)
     wire = Call("kafka.EndTxn", Layer.WIRE, Effect.WRITE)

@@ -95,7 +95,7 @@ def hook_files(jobs: Jobs) -> None:
 def _changes(event: str, path: str) -> bool:
     """Return whether a system call will change anything, by what is there."""
     match event:
-        case "os.mkdir":
+        case "os.mkdir" | "os.link":
             return not os.path.lexists(path)
         case "os.remove" | "shutil.rmtree":
             return os.path.lexists(path)

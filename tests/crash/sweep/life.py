@@ -128,7 +128,7 @@ class Life:
         """Open a window at a job, and wait until it is open."""
         facts = {} if run is None else {"point": str(run.point), "fault": run.fault.value}
         self.say(sink, "begin", **facts)
-        self.wait_for(sink, "begun", 30)
+        self.wait_for(sink, "begun", 60)
 
     def next(self, sink: str, timeout_s: float) -> Event | None:
         """Return what a job tells next, or None if that takes too long."""

@@ -118,6 +118,8 @@ STORE = "store."
 TRIGGER = "store.create_if_absent checkpoints/*/trigger.json"
 #: In the name of calls that are repeated for every file of Spark's state.
 _MANY = "pins/state/*"
+#: Read again and again until Spark has written it: how often is chance.
+_POLLED = "store.read spark/*/commits/*"
 
 _HEX = re.compile(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*")
 #: All files of Spark's state are alike.
@@ -146,7 +148,8 @@ def kill_runs(calls: Iterable[Call]) -> list[Run]:
     """Return a kill in front of every call of a trace that may change something.
 
     A kill in front of a call that only reads leaves what the kill in front of the next one that
-    writes leaves, so it is that one. A store's write begins with a system call that is a point itself.
+    writes leaves, so it is that one. A store's write begins with a system call that is a point itself,
+    and what is called on a committer begins with calls of its own.
     Of the same call on each of a checkpoint's state files, of which there may be dozens, the first and
     the last one are points.
     """
@@ -157,6 +160,7 @@ def kill_runs(calls: Iterable[Call]) -> list[Run]:
         for point, call in points_of(calls)
         if call.effect is Effect.WRITE
         and not call.name.startswith(STORE)
+        and call.layer is not Layer.SINK
         and (_MANY not in call.name or point.occurrence in (1, last[call.name]))
     ]
 
@@ -174,6 +178,7 @@ def fault_runs(calls: Iterable[Call]) -> list[Run]:
         for point, call in points_of(calls)
         for fault in IN_PROCESS[call.layer]
         if (call.effect is Effect.WRITE or fault is Fault.FAIL)
+        and (call.name != _POLLED or point.occurrence == 1)
         and (_MANY not in call.name or point.occurrence in (1, last[call.name]))
     ]
 

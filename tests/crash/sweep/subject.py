@@ -15,7 +15,7 @@ from demo.orders import Order, Total, generate
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from tests.crash.sweep.life import Life
 from tests.crash.sweep.places import PARTITIONS, Place
-from tests.crash.sweep.points import Call, Run, first_checkpoint, trace_from_json
+from tests.crash.sweep.points import Call, Effect, Run, first_checkpoint, trace_from_json
 from tests.crash.sweep.sinks import SINKS
 
 #: How long a job may take to become right again, on a machine that is busy with other things.
@@ -26,6 +26,7 @@ _ORDERS = 8
 _MOST_ENDS = 5
 _MARKERS_S = 1.0
 _STAGES_S = 2.0
+_QUIET_S, _LOOKS = 0.4, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,18 @@ class Subject:
         return True
 
     # -- running --------------------------------------------------------------------------------
+    def quieten(self, life: Life) -> None:
+        """Wait until the job does nothing: what it does behind a receipt belongs to that checkpoint."""
+        for _ in range(_LOOKS):
+            life.begin(self.place.sink, None)
+            time.sleep(_QUIET_S)
+            if not any(call.effect is Effect.WRITE for call in self._calls(life)):
+                return
+
+    def _calls(self, life: Life) -> list[Call]:
+        life.say(self.place.sink, "end")
+        return trace_from_json(life.wait_for(self.place.sink, "trace", 60).facts["calls"])
+
     def recover(self, life: Life) -> Verdict:
         """Let a job that has just been started become right."""
         life.say(self.place.sink, "trigger")
@@ -192,6 +205,7 @@ class Subject:
     def until_reached(self, life: Life, run: Run, patience_s: float = 120.0) -> bool:
         """Run the job into a kill; return whether it came to the point, and stands there frozen."""
         sink = self.place.sink
+        self.quieten(life)
         life.begin(sink, run)
         self._feed_and_trigger(life)
         deadline, tries = time.monotonic() + patience_s, 2
@@ -214,6 +228,7 @@ class Subject:
     def under_fault(self, life: Life, run: Run) -> tuple[bool, Verdict]:
         """Let a fault happen and the job become right again; return whether it happened."""
         self.notes.clear()
+        self.quieten(life)
         life.begin(self.place.sink, run)
         for _ in range(2):
             self._feed_and_trigger(life)
@@ -224,14 +239,13 @@ class Subject:
 
     def trace(self, life: Life) -> list[Call]:
         """Return the calls of one checkpoint."""
+        self.quieten(life)
         life.begin(self.place.sink, None)
         self._feed_and_trigger(life)
         self.settle(life)
         # What is done behind the answer: pins, and cleaning.
         time.sleep(1.5)
-        life.say(self.place.sink, "end")
-        calls = life.wait_for(self.place.sink, "trace", 30).facts["calls"]
-        return first_checkpoint(trace_from_json(calls))
+        return first_checkpoint(self._calls(life))
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
