@@ -118,7 +118,7 @@ def read_delta(path: Path) -> list[dict[str, Any]]:
     return [row for name in files for row in pq.read_table(path / name).to_pylist()]
 
 
-def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float = 90) -> None:
+def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float = 240) -> None:
     """Wait until the condition holds while the job lives; a job that failed raises here."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -131,11 +131,11 @@ def run_until(env: StreamExecutionEnvironment, condition: Callable[[JobClient], 
     with running(env) as client:
         await_that(lambda: condition(client), client)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000), "the job did not stop"
+        assert client.wait(timeout_ms=180_000), "the job did not stop"
     return client
 
 
-def failure_of(env: StreamExecutionEnvironment, timeout_ms: int = 120_000) -> Exception:
+def failure_of(env: StreamExecutionEnvironment, timeout_ms: int = 240_000) -> Exception:
     """Run the job until it fails and return the error."""
     with running(env) as client:
         try:
