@@ -14,7 +14,7 @@ from tests.crash.sweep.rounds import Plan
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.sweep import Sweep
 
-_RUNS = 2
+_RUNS = 1
 
 
 @pytest.mark.timeout(1_200)
