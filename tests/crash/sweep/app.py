@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from flinkish_spark import (
     CheckpointConfig,
     FixedDelay,
     JobClient,
+    JobStatus,
     Json,
     KafkaSource,
     StreamExecutionEnvironment,
@@ -52,6 +54,7 @@ _TOTAL = "user STRING, total LONG, orders LONG"
 _DELTA_WRITES = ("stage", "commit", "merge", "overwrite", "upsert", "write", "restore", "delete")
 #: Checkpoints are taken when they are asked for. The broker lets a transaction live for 15 minutes.
 _NEVER_MS, _BUDGET_MS = 700_000, 100_000
+_STARTS_S, _SETTLES_S = 30.0, 0.7
 
 
 class Channel:
@@ -83,6 +86,16 @@ class JobUnderTest:
         """Start the job; how it ends is told."""
         self._client = self._environment().execute_async()
         threading.Thread(target=self._wait, args=(self._client,), daemon=True).start()
+
+    def await_running(self) -> None:
+        """Return when the query runs, has ended, or takes too long."""
+        deadline = time.monotonic() + _STARTS_S
+        while time.monotonic() < deadline and self._client is not None and self._client.is_running:
+            if self._client.status is JobStatus.RUNNING:
+                # What the query begins with: its sources' processes.
+                time.sleep(_SETTLES_S)
+                return
+            time.sleep(0.05)
 
     def cancel(self) -> None:
         """End the job without a last checkpoint."""
@@ -210,8 +223,12 @@ def main() -> None:
         # A session of its own: jobs set what their queries need while they start.
         own = spark.newSession()
         jobs[place.sink] = JobUnderTest(place, own, watched, tells[place.sink])
-        jobs[place.sink].start()
-    channel.tell("up")
+    for sink, job in jobs.items():
+        # One after the other: Spark gives a Python process ten seconds to connect, and each start of a
+        # query needs several, which two processors cannot bring up for eight jobs at once.
+        job.start()
+        job.await_running()
+        channel.tell("up", sink)
     for line in channel.commands:
         command = json.loads(line)
         if command["op"] == "exit":

@@ -25,7 +25,7 @@ from tests.crash.sweep.results import Result, Results
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.subject import Subject, Verdict
 
-_UP_S = 180.0
+_UP_S = 300.0
 
 
 @dataclass(frozen=True)
