@@ -186,7 +186,7 @@ def merge_statement(
     >>> print(merge_statement("/t", Upsert(("id",)), names, SchemaEvolution.NONE, by_sequence=False))
     MERGE INTO delta.`/t` AS t USING flinkish_staged AS s ON t.`id` = s.`id`
     WHEN MATCHED AND s.`_fs_deleted` THEN DELETE
-    WHEN MATCHED THEN UPDATE SET t.`v` = s.`v`
+    WHEN MATCHED THEN UPDATE SET `v` = s.`v`
     WHEN NOT MATCHED AND NOT s.`_fs_deleted` THEN INSERT (`id`, `v`) VALUES (s.`id`, s.`v`)
     """
     keys = [quoted(key) for key in mode.keys]
@@ -197,7 +197,7 @@ def merge_statement(
         newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
     every = [quoted(name) for name in names]
     evolving = "" if evolution is SchemaEvolution.NONE else " WITH SCHEMA EVOLUTION"
-    changed = ", ".join(f"t.{name} = s.{name}" for name in others or keys)
+    changed = ", ".join(f"{name} = s.{name}" for name in others or keys)
     lines = [
         f"MERGE{evolving} INTO {table_name(path)} AS t USING {_VIEW} AS s "
         f"ON {' AND '.join(f't.{key} = s.{key}' for key in keys)}",
