@@ -254,7 +254,7 @@ def test_a_real_job_is_exact_until_somebody_adds_a_record(
         assert flinkish(*words).exit_code == 0
         await_that(lambda: rows(client, "kafka") == 80, client)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
     result = flinkish(*words)
     found = json.loads(result.stdout)
     assert result.exit_code == 0, result.stdout

@@ -76,7 +76,7 @@ def chained_job(spark, chain, upstream, **source):
 def stop(*clients) -> None:
     for client in clients:
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000), "a job did not stop"
+        assert client.wait(timeout_ms=240_000), "a job did not stop"
 
 
 def status_text(chain: Chain) -> str:
@@ -166,7 +166,7 @@ def test_unaligned_jobs_replay_what_was_in_flight(spark, broker, chain):
                 seen = first.progress.checkpoints
                 await_that(lambda: first.progress.checkpoints > seen + 1, first)
                 second.cancel()
-                assert second.wait(timeout_ms=60_000)
+                assert second.wait(timeout_ms=240_000)
             before = logged(chain)
         # Somewhere behind the barrier in one partition, in front of it in the other.
         newest, channel_state = before[max(before)]

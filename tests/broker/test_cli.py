@@ -72,7 +72,7 @@ def test_a_running_job_is_looked_at_asked_and_set_back(spark, broker, topic, job
         # The orders behind the checkpoint are read again, by the state of then.
         await_that(lambda: rows(client, "kafka") == 9, client)
         assert flinkish("cancel", job_dir, "--yes", *ENOUGH)["outcome"] == "COMPLETED"
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
     again = expected_totals({"a": [1, 2, 4], "c": [5, 6], "b": [3]})
     again.subtract(expected_totals({"a": [1, 2], "b": [3]}))
     assert (
@@ -92,7 +92,7 @@ def test_a_job_that_was_stopped_with_a_savepoint_goes_on(spark, broker, topic, j
         taken = flinkish("savepoint", "trigger", job_dir, tmp_path / "saved/one", *ENOUGH)
         stopped = flinkish("savepoint", "stop", job_dir, tmp_path / "saved/two", *ENOUGH)
         assert taken["outcome"] == stopped["outcome"] == "COMPLETED"
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
     found = flinkish("savepoint", "list", tmp_path)["savepoints"]
     assert [(one["path"], one["savepoint"]["checkpoint"]) for one in found] == [
         (str(tmp_path / "saved/one"), taken["checkpoint"]),

@@ -77,7 +77,7 @@ def test_what_one_writer_staged_the_other_sides_start_commits(spark, broker, top
         for user, more in put(servers, source, 20, 5).items():
             amounts[user] += more
         client.cancel()
-        client.wait(timeout_ms=60_000)
+        client.wait(timeout_ms=240_000)
     env, _, _ = totals_job(spark, job_dir, servers, source, out, "python")
     run_until(env, lambda _: sum(totals_in(servers, out).values()) == 25 * len(USERS))
     assert totals_in(servers, out) == expected_totals(amounts)
@@ -100,7 +100,7 @@ def test_partitions_are_added_while_every_channel_is_counted(spark, broker, topi
         before = client.progress.checkpoints
         await_that(lambda: client.progress.checkpoints > before + 2, client)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
     # Orders of one user came through two partitions, so only their sets are determined.
     assert Counter(user for user, _ in totals_in(servers, out).elements()) == Counter(
         dict.fromkeys(USERS, 10)
@@ -164,7 +164,7 @@ def test_the_latest_offsets_are_those_of_the_first_start(spark, broker, topic, j
         amounts = put(servers, source, 100, 5)
         await_that(lambda: rows(client, "out") == 5 * 12, client)
         client.stop_with_checkpoint()
-        client.wait(timeout_ms=60_000)
+        client.wait(timeout_ms=240_000)
     assert totals_in(servers, out) == expected_totals(amounts)
     assert list((job_dir / "control" / "first-offsets").glob("*.json"))
 

@@ -74,7 +74,7 @@ def test_a_zombie_is_fenced_and_the_newcomer_is_exact(spark, broker, topic, job_
         (job_dir / "owner.lock").unlink()
         newcomer = job(spark, broker, job_dir, source, sink, table).execute_async()
         with pytest.raises(FencedError, match="owner 2 has taken this job over from owner 1"):
-            zombie.wait(timeout_ms=60_000)
+            zombie.wait(timeout_ms=240_000)
         produce(broker.bootstrap_servers, source, [order("a", n) for n in range(50, 80)], key=b"a")
         await_that(lambda: rows(newcomer, "kafka") >= 30, newcomer)
         newcomer.stop_with_checkpoint()

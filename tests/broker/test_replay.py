@@ -222,7 +222,7 @@ def test_staged_files_that_are_vacuumed_behind_the_decision_are_replayed(
     with running(env) as client:
         await_that(lambda: len(read_delta(table)) == 60, client, timeout_s=200)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
     assert replays(job_dir, thief.struck) == [1]
     expected = expected_totals(amounts(30))
     assert totals_in(broker.bootstrap_servers, sink) == expected

@@ -233,7 +233,7 @@ def written(spark, tmp_path_factory):
     with running(totals_job(spark, base / "job", base / "table")) as client:
         await_that(lambda: rows(client, "table") > 0, client)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
         return base
 
 
@@ -313,7 +313,7 @@ def test_a_corrected_job_goes_on(spark, copy) -> None:
     with running(totals_job(spark, copy / "job", copy / "table")) as client:
         await_that(lambda: rows(client, "table") > 0, client)
         client.stop_with_checkpoint()
-        assert client.wait(timeout_ms=60_000)
+        assert client.wait(timeout_ms=240_000)
         found = read_delta(copy / "table")
         assert len(found) > before
         assert len({(r["user"], r["total"]) for r in found}) == len(found)
