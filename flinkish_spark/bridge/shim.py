@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,8 +14,11 @@ from flinkish_spark.errors import InternalError
 from flinkish_spark.protocol.records import TaskAck
 
 
-def _shim(frame: DataFrame) -> Any:
-    return jvm(frame.sparkSession).io.github.flinkishspark.shim
+@cache
+def _found(view: Any) -> tuple[Any, Any]:
+    """Return KafkaStager.stage and RowTap.tap; finding a class takes a call into the JVM for every dot."""
+    shim = view.io.github.flinkishspark.shim
+    return shim.KafkaStager.stage, shim.RowTap.tap
 
 
 def stage_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -28,7 +32,8 @@ def stage_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[dict[str, A
     options
         See `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
     """
-    answer: list[dict[str, Any]] = json.loads(_shim(rows).KafkaStager.stage(rows._jdf, json.dumps(options)))
+    stage, _ = _found(jvm(rows.sparkSession))
+    answer: list[dict[str, Any]] = json.loads(stage(rows._jdf, json.dumps(options)))
     return answer
 
 
@@ -51,7 +56,8 @@ class TappedRows:
     """
 
     def __init__(self, rows: DataFrame, name: str) -> None:
-        self._tapped = _shim(rows).RowTap.tap(rows._jdf, name)
+        _, tap = _found(jvm(rows.sparkSession))
+        self._tapped = tap(rows._jdf, name)
         self.records = DataFrame(self._tapped.records(), rows.sparkSession)
 
     def acks(self) -> Sequence[TaskAck]:

@@ -11,19 +11,20 @@ output in the plan would run the operator twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import layout_of, named_chain, named_scan
-from flinkish_spark.errors import GraphError, SchemaError
+from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import chain_to
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
+from flinkish_spark.graph.sink_rows import PlannedSink, Transform, hashable
 from flinkish_spark.graph.stream_graph import (
     KeyedNode,
     SourceNode,
@@ -39,7 +40,6 @@ from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.sinks.base import Sink
 
-Transform = Callable[[DataFrame], DataFrame]
 #: A lineage that no seed was made for.
 NOTHING = Beginning()
 #: The control source has one channel.
@@ -90,32 +90,6 @@ class TaggedStream:
 
 
 PlannedStream = RecordStream | TaggedStream
-
-
-@dataclass(frozen=True)
-class PlannedSink:
-    """A sink and the part of the tagged union that belongs to it.
-
-    Parameters
-    ----------
-    stream
-        Value of the stream column.
-    columns
-        Column of the union for each field, in order.
-    schema
-        Fields of the sink's records, after `transforms`.
-    channels
-        Channels whose barriers this sink must see.
-    """
-
-    uid: str
-    sink: Sink
-    stream: int
-    columns: tuple[str, ...]
-    fields: tuple[str, ...]
-    schema: T.StructType
-    channels: ExpectedChannels
-    transforms: tuple[Transform, ...]
 
 
 @dataclass(frozen=True)
@@ -350,7 +324,7 @@ def with_position(records: DataFrame) -> DataFrame:
 def _tag(stream: TaggedStream, index: int) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
     names = [F.col(C.quoted(name)) for name in stream.schema.names]
-    hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, stream.schema, strict=True)])
+    hashed = F.xxhash64(*[hashable(c, f.dataType) for c, f in zip(names, stream.schema, strict=True)])
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     return stream.frame.select(
         C.KIND,
@@ -360,36 +334,3 @@ def _tag(stream: TaggedStream, index: int) -> DataFrame:
         F.lit(index).alias(C.STREAM),
         *[column.alias(f"s{index}_{i}") for i, column in enumerate(names)],
     )
-
-
-def _hashable(column: Column, kind: T.DataType) -> Column:
-    # Spark refuses to hash maps, since equal maps may differ in order.
-    return F.to_json(F.struct(column)) if "map<" in kind.simpleString() else column
-
-
-def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
-    """Return one sink's rows of an evaluated micro-batch, control columns first.
-
-    Columns: kind, checkpoint, channel, hash, then the sink's fields.
-    """
-    rows = frame if streams == 1 else frame.where(F.col(C.STREAM) == planned.stream)
-    control: Sequence[Column] = [F.col(c) for c in (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)]
-    own = [F.col(c).alias(name) for c, name in zip(planned.columns, planned.fields, strict=True)]
-    if not planned.transforms:
-        return rows.select(*control, *own)
-    records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).select(*own)
-    for function in planned.transforms:
-        records = function(records)
-    if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
-        raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
-    names = [F.col(C.quoted(n)) for n in records.columns]
-    hashed = F.xxhash64(*[_hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
-    tagged = records.select(
-        F.lit(int(C.Kind.RECORD)).alias(C.KIND),
-        F.lit(0).cast("long").alias(C.CHECKPOINT),
-        F.lit(0).cast("long").alias(C.CHANNEL),
-        hashed.alias(C.HASH),
-        *names,
-    )
-    barriers = rows.where(F.col(C.KIND) == int(C.Kind.BARRIER)).select(*control)
-    return tagged.unionByName(barriers, allowMissingColumns=True)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.errors import EnvironmentFault
-from flinkish_spark.graph.planner import PlannedSink, select_sink_rows
+from flinkish_spark.graph.sink_rows import PlannedSink, select_sink_rows
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.runtime import columns as C

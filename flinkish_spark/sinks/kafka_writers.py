@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import types as T
+from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.selection import Selection
 from flinkish_spark.bridge.shim import stage_kafka
 from flinkish_spark.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.kafka import KafkaAdmin, KafkaCommittable
@@ -54,6 +55,9 @@ class KafkaWriter(SinkWriter):
         self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
+        columns = record_columns(sink, context.schema)
+        self._names = tuple(columns)
+        self._parts = Selection([*map(F.col, _CONTROL), *columns.values()])
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
@@ -62,10 +66,7 @@ class KafkaWriter(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         """Stage, tell acks and committables apart, and close a checkpoint with its barrier records."""
-        schema = T.StructType(list(request.rows.schema.fields[4:]))
-        columns = record_columns(self._sink, schema)
-        rows = request.rows.select(*_CONTROL, *columns.values())
-        found = self._reports(rows, list(columns), request)
+        found = self._reports(self._parts.of(request.rows), self._names, request)
         staged = [
             KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
         ]

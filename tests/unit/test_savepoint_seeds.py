@@ -12,7 +12,8 @@ from pyspark.sql.types import StructType
 from flinkish_spark.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import read_by
-from flinkish_spark.graph.planner import PlannedJob, PlannedSink
+from flinkish_spark.graph.planner import PlannedJob
+from flinkish_spark.graph.sink_rows import PlannedSink
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict

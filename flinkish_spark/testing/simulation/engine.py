@@ -18,7 +18,7 @@ from flinkish_spark.errors import (
     OwnedElsewhereError,
     SparkGoneError,
 )
-from flinkish_spark.graph.planner import PlannedSink
+from flinkish_spark.graph.sink_rows import PlannedSink
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flinkish_spark.graph.planner import PlannedSink
+from flinkish_spark.graph.sink_rows import PlannedSink
 from flinkish_spark.testing.simulation.input_topic import Row
 
 
@@ -61,5 +61,5 @@ class SimFrame:
 
 
 def select_rows(frame: SimFrame, planned: PlannedSink, streams: int) -> SimFrame:
-    """Stand in for `graph.planner.select_sink_rows`."""
+    """Stand in for `graph.sink_rows.select_sink_rows`."""
     return replace(frame, barriers=frame.branches[planned.stream])
