@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
+from flinkish_spark.answers import Asked, PendingAnswer
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobStatus, TaskState
@@ -164,20 +164,6 @@ class JobClient:
         if self._failure is not None:
             raise self._failure
         return not self._thread.is_alive()
-
-
-def wait_for(pending: PendingAnswer, timeout_ms: int) -> CheckpointAnswer:
-    """Return the answer of a request.
-
-    Raises
-    ------
-    TimeoutError
-        None has come within `timeout_ms`; the request is not taken back.
-    """
-    answer = pending.wait(timeout_ms)
-    if answer is None:
-        raise TimeoutError(f"no answer within {timeout_ms} ms")
-    return answer
 
 
 def _checkpoint(given: CheckpointId | int) -> CheckpointId:

@@ -310,10 +310,6 @@ class JobState:
         job, consequences = job.on(JobEvent.FAILURE, cause)
         return job, (change, *consequences)
 
-    def uids_in(self, *states: TaskState) -> tuple[str, ...]:
-        """Return the tasks in any of these states; a trigger asks who does not run, and who has finished."""
-        return tuple(uid for uid, state in self.tasks.items() if state in states)
-
 
 _StateT = TypeVar("_StateT", JobStatus, TaskState)
 _EventT = TypeVar("_EventT", JobEvent, TaskEvent)

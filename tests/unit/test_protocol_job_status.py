@@ -118,8 +118,7 @@ def test_the_life_of_a_job_without_accidents() -> None:
     assert (job.status, states(job)) == (J.RUNNING, {T.SCHEDULED})
     job = after(E.STARTED, ("orders", V.INITIALIZE), ("orders", V.RUN))
     # Behaviours 3, 4: a trigger asks who does not run, and who has finished.
-    assert job.uids_in(T.RUNNING) == ("orders",)
-    assert job.uids_in(T.SCHEDULED, T.INITIALIZING) == ("totals",)
+    assert job.tasks == {"orders": T.RUNNING, "totals": T.SCHEDULED}
     job, changes = job.on(E.FINISH)
     assert job.status is J.FINISHED
     assert [(c.uid, c.before, c.after) for c in changes[1:]] == [
