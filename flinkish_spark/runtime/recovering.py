@@ -30,7 +30,7 @@ from flinkish_spark.runtime.recovery_parts import NO_REPLAYING, NO_RESEEDING, Re
 from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.steps import Observer
-from flinkish_spark.sinks.base import Committer
+from flinkish_spark.sinks.base import Committer, ShownOrder
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -145,7 +145,9 @@ class Recovery:
             commits=commits,
             decided=decided,
             staged=tuple(
-                R.StagedFact(s.batch, name, self._why_dead(s) if s.batch in commits else "")
+                R.StagedFact(
+                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._overtakes(s)
+                )
                 for name, s in staged.items()
                 if newest is None or s.batch > newest
             ),
@@ -187,6 +189,13 @@ class Recovery:
             if dead:
                 return str(next(iter(dead.values())))
         return ""
+
+    def _overtakes(self, staged: StagedBatch) -> str:
+        """Return the sink whose lost data would be staged again behind this; empty if there is none."""
+        lost = {str(error.facts["sink"]) for _, error in self._lost.values()}
+        mine = (c.sink for c in staged.committables if c.sink in lost)
+        ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
+        return next(ordered, "")
 
     # -- steps ----------------------------------------------------------------------------------
     def _do(
