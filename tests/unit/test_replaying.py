@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -347,6 +348,18 @@ def test_the_first_epoch_is_replayed_from_where_the_sources_began(tmp_path):
     job.replay(7)
     assert job.asked == [({"orders": {"0": 3}},)]
     assert [effect for effect in job.system.effects if effect[0] == "run"] == [("run", n) for n in range(4)]
+
+
+def test_a_partition_that_is_added_within_the_epoch_is_asked_for_from_its_first_record(tmp_path):
+    job = Job(tmp_path)
+    before, lost = (job.job_dir.decision(CheckpointId(n)) for n in (1, 2))
+    offsets = {1: '{"orders": {"0": 3}}', 2: '{"orders": {"0": 9, "1": 4}}'}
+    for number, decision in ((1, before), (2, lost)):
+        job.job_dir.store.delete(f"checkpoints/{number}/decision.json")
+        text = f"v1\n{{}}\n{offsets[number]}"
+        job.job_dir.create_decision(replace(decision, offsets_text=text))
+    job.replay(0)
+    assert job.asked == [({"orders": {"0": 3}}, {"orders": {"1": 0}})]
 
 
 def test_a_checkpoint_before_that_could_not_be_pinned_is_pinned_now(tmp_path):
