@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -313,6 +314,16 @@ def test_spark_folder_moves_with_the_owner(tmp_path):
     assert log.read("commits", BatchId(0)) == "v1\n{}"
     with pytest.raises(CorruptObjectError):
         log.remove("../x/1")
+
+
+def test_what_is_no_file_is_not_read_and_keeps_nobody_waiting(tmp_path):
+    store = LocalStore(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("fifo", "folder", "device"):
+        with pytest.raises(StoreError, match=f"cannot read {name}"):
+            store.read(name)
 
 
 def test_offsets_are_found_by_topic():
