@@ -229,6 +229,7 @@ class Recovery:
                 self._rewinder.open(kind, first_removed, target, reason, order)
             case R.Reseed(first_removed, target):
                 decision = None if target is None else decisions[target]
+                self._put_state_back(decision)
                 self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
                 reason = "Spark's checkpoint has to begin anew"
                 self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
@@ -248,6 +249,15 @@ class Recovery:
             # What comes after it may be whole; the start fails only where this state is needed.
             LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
             self._unpinnable.add(decision.checkpoint)
+
+    def _put_state_back(self, decision: Decision | None) -> None:
+        """Make Spark's state that of a checkpoint, which it may have cleaned away behind many micro-batches.
+
+        Those are aborted by now, and none of them counts any more.
+        """
+        if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
+            self._ownership.check()
+            self._pins.restore(decision.checkpoint)
 
     def _finish_rewind(self) -> None:
         intent = self._job_dir.open_rewind()
