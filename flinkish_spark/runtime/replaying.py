@@ -232,7 +232,13 @@ class _Replay:
             parts.engine.pins(log).restore(before.checkpoint)
         query = parts.engine.plan(parts.control())
         context = StagingContext(
-            parts.owned.job, parts.owned.ownership, parts.job_dir.lineage(), parts.blocks, parts.clock, log
+            parts.owned.job,
+            parts.owned.ownership,
+            parts.job_dir.lineage(),
+            parts.blocks,
+            parts.clock,
+            log,
+            self.decision.checkpoint,
         )
         staging = query.staging(context)
         staged: dict[BatchId, StagedBatch] = {}

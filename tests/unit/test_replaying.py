@@ -145,6 +145,8 @@ class Engine:
 
     def staging(self, context):
         self.owner = context.ownership.epoch
+        # Also of a micro-batch that was to be shown with an earlier one, which was aborted.
+        assert context.checkpoint_of(BatchId(2)) == LOST
         return self
 
     def start_once(self, log, write):
