@@ -322,6 +322,22 @@ def test_a_job_with_another_number_of_partitions_replays_with_the_number_that_it
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(30))
 
 
+def test_a_job_that_is_told_to_stop_replays_its_last_checkpoint_first(spark, broker, topic, job_dir):
+    """Nobody may start it again for long."""
+    source, sink = topic(2), topic()
+    feed(broker, source, 0, 20)
+    config = CheckpointConfig(interval_ms=600_000, restart_budget_ms=5_000)
+    env = job(spark, broker, job_dir, source, [sink], checkpoint=config)
+    thief = AfterDecisions(job_dir, abort_transactions(broker))
+    env.observe(thief)
+    with running(env) as client:
+        await_that(lambda: list((job_dir / "staged/0").glob("*.json")), client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=120_000)
+    assert replays(job_dir, thief.struck) == [1]
+    assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
+
+
 def test_rows_that_come_out_otherwise_stop_the_job(spark, broker, topic, job_dir):
     """A function that is not deterministic cannot be replayed, and its rows are not mixed."""
     source, sink = topic(), topic()
