@@ -308,7 +308,8 @@ class Supervisor:
                 self._attempts,
                 settings.clock,
                 settings.observer,
-                self._is_stopping,
+                # A job that stops shows all that it has decided: it may not be started again for long.
+                self.control.cancel_wanted.is_set,
             ),
         )
         try:
