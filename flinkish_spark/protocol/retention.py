@@ -195,8 +195,8 @@ def _deletions(facts: RetentionFacts, goes: Iterable[CheckpointId]) -> tuple[Del
     known = {f.checkpoint for f in facts.checkpoints}
     kept = facts.referenced | {max(known, default=CheckpointId(0))}
     whole = [Deletion(one, tuple(Part)) for one in goes if one not in kept]
-    # What a crash left of a deletion: the pin of an id whose folder is gone already.
-    orphans = [Deletion(one, (Part.PIN,)) for one in facts.pinned - known - facts.referenced]
+    # What a crash left of a deletion: the last parts of an id whose folder is gone already.
+    orphans = [Deletion(one, (Part.RESTAGED, Part.PIN)) for one in facts.pinned - known - facts.referenced]
     end = min(facts.in_use, default=None)
     found = sorted((*whole, *orphans), key=lambda deletion: deletion.checkpoint)
     return tuple(d for d in found if end is None or d.checkpoint < end)

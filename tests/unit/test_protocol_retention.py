@@ -145,9 +145,12 @@ def test_each_deletion_is_complete_and_in_the_order_that_a_crash_may_cut_anywher
 
 
 def test_what_a_crash_left_of_a_deletion_is_deleted():
-    # The receipt of 1 is left; of 0 nothing but its pin.
+    # The receipt of 1 is left; of 0 its pin, and perhaps what was staged again.
     given = facts(without_decision(1, receipt=True), done(2), done(3), pinned=ids(0, 2, 3))
-    assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [(0, (Part.PIN,)), (1, tuple(Part))]
+    assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [
+        (0, (Part.RESTAGED, Part.PIN)),
+        (1, tuple(Part)),
+    ]
     assert goes(facts(done(2), done(3), pinned=ids(1), referenced=ids(1))) == []
 
 
