@@ -118,9 +118,11 @@ def _to_replay(facts: RecoveryFacts) -> DecidedFact | None:
 
 
 def _abort_overtaking(facts: RecoveryFacts) -> Step | None:
-    sink = next((s.overtakes for s in facts.undecided if s.overtakes), "")
-    if not sink or _to_replay(facts) is None:
+    sink, fact = next((s.overtakes for s in facts.undecided if s.overtakes), ""), _to_replay(facts)
+    if not sink or fact is None:
         return None
+    if fact.checkpoint not in facts.pinned:
+        return Pin(fact.checkpoint)
     attempts = tuple(s.attempt for s in facts.undecided)
     return AbortStaged(attempts, f"sink '{sink}' has to stage again what comes before it")
 
@@ -235,8 +237,8 @@ RULES = (
     ),
     Rule(
         "the next fact, and micro-batches behind it of the same sink, whose readers see the order of staging",
-        "abort what is staged and not decided, delete it",
-        "what is staged again gets its place now, and would come behind them",
+        "pin its state; abort what is staged and not decided, delete it",
+        "what is staged again gets its place now, and would come behind them; then that state is needed",
         _abort_overtaking,
     ),
     Rule(

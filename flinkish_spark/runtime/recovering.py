@@ -192,7 +192,8 @@ class Recovery:
 
     def _overtakes(self, staged: StagedBatch) -> str:
         """Return the sink whose lost data would be staged again behind this; empty if there is none."""
-        lost = {str(error.facts["sink"]) for _, error in self._lost.values()}
+        # Without its state there is no way but on: readers see them first, or the job never runs again.
+        lost = {str(e.facts["sink"]) for c, (_, e) in self._lost.items() if c not in self._unpinnable}
         mine = (c.sink for c in staged.committables if c.sink in lost)
         ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
         return next(ordered, "")

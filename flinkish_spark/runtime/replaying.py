@@ -63,7 +63,8 @@ class Replayer:
     attempts
         Numbers no two attempts of one owner alike.
     is_stopping
-        Asked while a micro-batch runs.
+        Asked while a micro-batch runs. Only a cancel should end a replay: a job that stops shows all that
+        it has decided, since it may not be started again for long.
     """
 
     engine: QueryEngine

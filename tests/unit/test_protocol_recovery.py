@@ -145,6 +145,10 @@ RESEEDED = {"log_began_in": Lineage(3)}
             AbortStaged(("1-1.1", "2-1.1"), "sink 'topic' has to stage again what comes before it"),
         ),
         (
+            facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], pinned=frozenset(), **LOST_2),
+            Pin(CheckpointId(2)),
+        ),
+        (
             facts([0, 1], [0], [decided(2, 0, False)], [ahead(1)], **LOST_2),
             AbortStaged(("1-1.1",), "sink 'topic' has to stage again what comes before it"),
         ),
