@@ -270,6 +270,7 @@ class Rig:
         failures: FailureManager | None = None,
         tracker: CheckpointTracker | None = None,
         ownership: Ownership | None = None,
+        on_decided: Callable[[Decision], None] = lambda decision: None,
         on_receipt: Callable[[Decision], None] = lambda decision: None,
         begin: bool = True,
     ) -> None:
@@ -324,6 +325,7 @@ class Rig:
             on_confirmed=self._on_confirmed,
             on_aborted=lambda checkpoint: self.aborted.append(int(checkpoint)),
             write_savepoint=self._write_savepoint,
+            on_decided=on_decided,
             on_receipt=on_receipt,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)

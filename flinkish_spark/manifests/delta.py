@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 #: `facts` is JSON: each kind of sink says what it can.
 _SHARE = "STRUCT<rows: BIGINT, dropped: BIGINT, dead_lettered: BIGINT, facts: STRING>"
 SCHEMA = (
-    "job STRING, job_name STRING, checkpoint BIGINT, lineage BIGINT, first_batch BIGINT, last_batch BIGINT, "
-    "decided_at TIMESTAMP, purpose STRING, "
+    "job STRING, job_name STRING, checkpoint BIGINT, lineage BIGINT, log_began_in BIGINT, "
+    "first_batch BIGINT, last_batch BIGINT, decided_at TIMESTAMP, purpose STRING, "
     f"sinks MAP<STRING, {_SHARE}>, offsets MAP<STRING, MAP<INT, BIGINT>>"
 )
+_COUNTERS = ("checkpoint", "lineage", "log_began_in", "first_batch", "last_batch")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class _DeltaManifestWriter(ManifestWriter):
             uid: {**share, "facts": json.dumps(share["facts"])} for uid, share in stored["sinks"].items()
         }
         head = [str(context.job), context.job_name]
-        counters = [stored[name] for name in ("checkpoint", "lineage", "first_batch", "last_batch")]
+        counters = [stored[name] for name in _COUNTERS]
         values = [*head, *counters, record.decided_at_ms, stored["purpose"], shares, dict(record.offsets)]
         # The time as a number: Python's own would be taken for one of the session's time zone.
         plain = SCHEMA.replace("decided_at TIMESTAMP", "decided_at BIGINT")

@@ -125,9 +125,18 @@ class _KafkaManifestWriter(ManifestWriter):
         if created is CreateResult.EXISTS:
             self._client.abort(handle)
             return CommitAnswer(Outcome.RETRY, "another owner has staged the same record")
+        if self._is_deposed():
+            # A newer owner may have written the record, confirmed the checkpoint and deleted the name that
+            # this one has just created. One that takes over from here on finds the name, and ends the same
+            # transaction.
+            self._client.abort(handle)
+            return CommitAnswer(Outcome.FENCED, "a newer owner writes the manifest")
         answer = self._client.commit(handle)
         self._forget_before(record.checkpoint)
         return answer
+
+    def _is_deposed(self) -> bool:
+        return max(self._objects.numbers("owners"), default=0) > int(self._context.owner_epoch)
 
     def _staged(self, checkpoint: CheckpointId, number: int) -> KafkaCommittable:
         return self._objects.read(
@@ -176,4 +185,5 @@ class _KafkaManifestWriter(ManifestWriter):
 
 def _unproven(answer: CommitAnswer) -> CommitAnswer:
     """Take a record that may have been visible for written: its proof expired, so it is old."""
+    LOG.warning("the manifest may lack a record: %s", answer.detail)
     return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing proves that it was not written: {answer.detail}")

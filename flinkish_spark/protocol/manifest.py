@@ -8,6 +8,7 @@ from typing import Any
 
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import SinkAck
 
@@ -49,7 +50,8 @@ class ManifestRecord:
     """A checkpoint that every sink has committed.
 
     Readers who must see whole checkpoints only read up to what the newest record names. A record of a
-    higher lineage supersedes those of lower ones from its first micro-batch on: the job went back.
+    higher lineage supersedes those of lower ones from its first micro-batch on, among those with the same
+    `log_began_in`: the job went back.
 
     Parameters
     ----------
@@ -61,6 +63,9 @@ class ManifestRecord:
         By sink uid; sinks that got nothing have a share of no rows.
     offsets
         How far the sources have been read.
+    log_began_in
+        The lineage from which micro-batches are counted. A job that is given another number of shuffle
+        partitions counts from 0 again, and supersedes nothing by that.
     """
 
     checkpoint: CheckpointId
@@ -71,10 +76,15 @@ class ManifestRecord:
     purpose: CheckpointPurpose
     sinks: Mapping[str, SinkShare]
     offsets: Positions
+    log_began_in: Lineage = FIRST_LINEAGE
 
     @classmethod
     def of(
-        cls, decision: Decision, facts: Mapping[str, Mapping[str, Any]], offsets: Positions
+        cls,
+        decision: Decision,
+        facts: Mapping[str, Mapping[str, Any]],
+        offsets: Positions,
+        log_began_in: Lineage = FIRST_LINEAGE,
     ) -> ManifestRecord:
         """Return the record of a decided checkpoint.
 
@@ -94,6 +104,7 @@ class ManifestRecord:
             decision.purpose,
             {uid: _share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
             offsets,
+            log_began_in,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -101,6 +112,7 @@ class ManifestRecord:
         return {
             "checkpoint": int(self.checkpoint),
             "lineage": int(self.lineage),
+            "log_began_in": int(self.log_began_in),
             "first_batch": int(self.first_batch),
             "last_batch": int(self.last_batch),
             "decided_at_ms": self.decided_at_ms,

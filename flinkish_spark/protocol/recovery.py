@@ -108,13 +108,28 @@ def _confirm(facts: RecoveryFacts) -> Step | None:
     return None
 
 
-def _replay(facts: RecoveryFacts) -> Step | None:
+def _to_replay(facts: RecoveryFacts) -> DecidedFact | None:
     target = facts.order.target if facts.order is not None else None
     for fact in sorted(facts.decided, key=lambda d: d.checkpoint):
         is_given_up = target is not None and fact.checkpoint > target
         if not fact.has_receipt and fact.checkpoint in facts.lost and not is_given_up:
-            return Replay(fact.checkpoint)
+            return fact
     return None
+
+
+def _abort_overtaking(facts: RecoveryFacts) -> Step | None:
+    sink, fact = next((s.overtakes for s in facts.undecided if s.overtakes), ""), _to_replay(facts)
+    if not sink or fact is None:
+        return None
+    if fact.checkpoint not in facts.pinned:
+        return Pin(fact.checkpoint)
+    attempts = tuple(s.attempt for s in facts.undecided)
+    return AbortStaged(attempts, f"sink '{sink}' has to stage again what comes before it")
+
+
+def _replay(facts: RecoveryFacts) -> Step | None:
+    fact = _to_replay(facts)
+    return None if fact is None else Replay(fact.checkpoint)
 
 
 def _pin(facts: RecoveryFacts) -> Step | None:
@@ -219,6 +234,12 @@ RULES = (
         "close it, and end the start with its reason",
         "refused before anything is touched, and before what may end the start: no order waits for ever",
         _refuse,
+    ),
+    Rule(
+        "the next fact, and micro-batches behind it of the same sink, whose readers see the order of staging",
+        "pin its state; abort what is staged and not decided, delete it",
+        "what is staged again gets its place now, and would come behind them; then that state is needed",
+        _abort_overtaking,
     ),
     Rule(
         "a COMMIT of which a sink's system has destroyed something, unless an order leaves it behind",

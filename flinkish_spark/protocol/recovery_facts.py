@@ -42,11 +42,14 @@ class StagedFact:
     """A staged file of the live lineage.
 
     `dead` names the first committable that cannot be committed any more; empty if all are alive.
+    `overtakes` names the sink that is about to stage again, behind what this file names, what was to come
+    before it; empty if there is none.
     """
 
     batch: BatchId
     attempt: str
     dead: str = ""
+    overtakes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

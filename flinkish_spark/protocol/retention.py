@@ -7,7 +7,8 @@ Rules:
    their files are the user's and are never touched here; their entry goes when it is old.
 2. The newest completed checkpoint is never deleted, and neither is the newest that is no savepoint.
 3. A decision without receipt is never deleted: it still has to be finished. Neither is an id without
-   a decision: nobody knows what became of the write.
+   a decision: nobody knows what became of the write. The completed one before it stays with it, also
+   when a job is cancelled: from there it is replayed if something of it is lost.
 4. The highest id stays, whatever became of it, because ids are counted from what is there.
 5. Nothing that an open rewind, an order or a restore needs is deleted, and deleting never passes an
    id that somebody is reading.
@@ -146,12 +147,26 @@ def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -
         return ()
     if _by_id(facts)[-1].verdict is not Verdict.ABORT:
         raise ValueError(f"seal an id above {_by_id(facts)[-1].checkpoint} first: ids are counted from it")
+    needed = _begins_of_unconfirmed(facts)
     goes = [
         f.checkpoint
         for f in _by_id(facts)
         if f.verdict is Verdict.ABORT or (f.verdict is Verdict.COMMIT and f.has_receipt)
+        if f.checkpoint not in needed
     ]
     return _deletions(facts, goes)
+
+
+def _begins_of_unconfirmed(facts: RetentionFacts) -> frozenset[CheckpointId]:
+    """Return the completed checkpoints that decisions without receipt are replayed from, if need be."""
+    found: set[CheckpointId] = set()
+    newest: CheckpointId | None = None
+    for fact in _by_id(facts):
+        if _is_completed(fact, facts.history):
+            newest = fact.checkpoint
+        elif fact.verdict is Verdict.COMMIT and not fact.has_receipt and newest is not None:
+            found.add(newest)
+    return frozenset(found)
 
 
 def _by_id(facts: RetentionFacts) -> list[CheckpointFact]:
@@ -180,8 +195,8 @@ def _deletions(facts: RetentionFacts, goes: Iterable[CheckpointId]) -> tuple[Del
     known = {f.checkpoint for f in facts.checkpoints}
     kept = facts.referenced | {max(known, default=CheckpointId(0))}
     whole = [Deletion(one, tuple(Part)) for one in goes if one not in kept]
-    # What a crash left of a deletion: the pin of an id whose folder is gone already.
-    orphans = [Deletion(one, (Part.PIN,)) for one in facts.pinned - known - facts.referenced]
+    # What a crash left of a deletion: the last parts of an id whose folder is gone already.
+    orphans = [Deletion(one, (Part.RESTAGED, Part.PIN)) for one in facts.pinned - known - facts.referenced]
     end = min(facts.in_use, default=None)
     found = sorted((*whole, *orphans), key=lambda deletion: deletion.checkpoint)
     return tuple(d for d in found if end is None or d.checkpoint < end)

@@ -84,6 +84,7 @@ class Completion:
         self._check_alive(decision)
         self._decide(decision)
         on_decided()
+        self._parts.on_decided(decision)
         receipt = self._parts.confirmation.confirm(decision)
         self._clean_up(decision)
         return receipt

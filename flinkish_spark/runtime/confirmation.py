@@ -181,7 +181,8 @@ class Confirmation:
         if self._manifest is NO_MANIFEST:
             return
         position = LoggedOffsets.parse(decision.offsets_text)
-        record = ManifestRecord.of(decision, facts, position.partitions())
+        log_began_in = self._job_dir.history().log_began_in
+        record = ManifestRecord.of(decision, facts, position.partitions(), log_began_in)
         self._ownership.check()
         self._observer.before(Step.MANIFEST, str(decision.checkpoint))
 

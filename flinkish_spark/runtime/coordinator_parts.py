@@ -75,6 +75,8 @@ class CoordinatorParts:
         Uids of the keyed operators.
     write_savepoint
         Exports a confirmed checkpoint to a target; called in a thread of its own.
+    on_decided
+        Called after a decision and before its first commit, in the thread that made it; may take a while.
     on_receipt
         Called after a receipt, in the thread that wrote it.
     on_aging
@@ -104,3 +106,4 @@ class CoordinatorParts:
     write_savepoint: Callable[[Decision, str], None]
     on_receipt: Callable[[Decision], None]
     on_aging: Callable[[StagedAge], None] = lambda age: None
+    on_decided: Callable[[Decision], None] = lambda decision: None

@@ -63,6 +63,8 @@ class StagingContext:
     ----------
     log
         Says which checkpoint a micro-batch is expected to become visible with.
+    decided
+        The one that shows all micro-batches, where it is decided already: in a replay.
     """
 
     job: JobUuid
@@ -71,12 +73,15 @@ class StagingContext:
     blocks: BlockPool
     clock: Clock
     log: SparkLog
+    decided: CheckpointId | None = None
 
     def checkpoint_of(self, batch: BatchId) -> CheckpointId:
         """Return the checkpoint whose barrier `batch` carries, else the next one.
 
         It is the one that shows the micro-batch unless it is aborted; then a later one does.
         """
+        if self.decided is not None:
+            return self.decided
         newest = self._drawn(batch)
         before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
         return newest if newest > before else newest.next()

@@ -30,7 +30,7 @@ from flinkish_spark.runtime.recovery_parts import NO_REPLAYING, NO_RESEEDING, Re
 from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.steps import Observer
-from flinkish_spark.sinks.base import Committer
+from flinkish_spark.sinks.base import Committer, ShownOrder
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -145,7 +145,9 @@ class Recovery:
             commits=commits,
             decided=decided,
             staged=tuple(
-                R.StagedFact(s.batch, name, self._why_dead(s) if s.batch in commits else "")
+                R.StagedFact(
+                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._overtakes(s)
+                )
                 for name, s in staged.items()
                 if newest is None or s.batch > newest
             ),
@@ -188,6 +190,14 @@ class Recovery:
                 return str(next(iter(dead.values())))
         return ""
 
+    def _overtakes(self, staged: StagedBatch) -> str:
+        """Return the sink whose lost data would be staged again behind this; empty if there is none."""
+        # Without its state there is no way but on: readers see them first, or the job never runs again.
+        lost = {str(e.facts["sink"]) for c, (_, e) in self._lost.items() if c not in self._unpinnable}
+        mine = (c.sink for c in staged.committables if c.sink in lost)
+        ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
+        return next(ordered, "")
+
     # -- steps ----------------------------------------------------------------------------------
     def _do(
         self,
@@ -220,6 +230,7 @@ class Recovery:
                 self._rewinder.open(kind, first_removed, target, reason, order)
             case R.Reseed(first_removed, target):
                 decision = None if target is None else decisions[target]
+                self._put_state_back(decision)
                 self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
                 reason = "Spark's checkpoint has to begin anew"
                 self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
@@ -239,6 +250,15 @@ class Recovery:
             # What comes after it may be whole; the start fails only where this state is needed.
             LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
             self._unpinnable.add(decision.checkpoint)
+
+    def _put_state_back(self, decision: Decision | None) -> None:
+        """Make Spark's state that of a checkpoint, which it may have cleaned away behind many micro-batches.
+
+        Those are aborted by now, and none of them counts any more.
+        """
+        if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
+            self._ownership.check()
+            self._pins.restore(decision.checkpoint)
 
     def _finish_rewind(self) -> None:
         intent = self._job_dir.open_rewind()

@@ -63,7 +63,8 @@ class Replayer:
     attempts
         Numbers no two attempts of one owner alike.
     is_stopping
-        Asked while a micro-batch runs.
+        Asked while a micro-batch runs. Only a cancel should end a replay: a job that stops shows all that
+        it has decided, since it may not be started again for long.
     """
 
     engine: QueryEngine
@@ -168,13 +169,16 @@ class _Replay:
                 raise self.refused(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
         for batch in self.decision.batches:
             self._offsets(batch.batch)
-        position = (
-            self.parts.owned.log.began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
-        )
+        position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
+        position = position.with_added(LoggedOffsets.parse(self.decision.offsets_text))
         # The job must never go on silently without input that a decided checkpoint counts as read.
         why = patiently(partial(self.parts.owned.inputs.why_lost, position))
         if why:
             raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
+
+    def _began_at(self) -> LoggedOffsets:
+        parts = self.parts
+        return parts.owned.log.began_at(parts.job_dir.history().log_began_in)
 
     def _why_no_state(self, before: Decision) -> str:
         pins = self.parts.owned.pins
@@ -229,7 +233,13 @@ class _Replay:
             parts.engine.pins(log).restore(before.checkpoint)
         query = parts.engine.plan(parts.control())
         context = StagingContext(
-            parts.owned.job, parts.owned.ownership, parts.job_dir.lineage(), parts.blocks, parts.clock, log
+            parts.owned.job,
+            parts.owned.ownership,
+            parts.job_dir.lineage(),
+            parts.blocks,
+            parts.clock,
+            log,
+            self.decision.checkpoint,
         )
         staging = query.staging(context)
         staged: dict[BatchId, StagedBatch] = {}

@@ -48,6 +48,17 @@ class CompletedCheckpoints:
         #: Decisions and receipts never change, so each is read once.
         self._known: dict[CheckpointId, CheckpointFact] = {}
 
+    def decided(self, decision: Decision) -> None:
+        """Pin a checkpoint that sinks are about to commit.
+
+        That may take long, while Spark goes on and cleans up; and if what it staged since cannot be kept,
+        this is the state that the job goes back to. What goes wrong here is tried again behind the receipt.
+        """
+        try:
+            self._pins.pin(decision)
+        except (StoreError, CorruptObjectError) as error:
+            LOG.warning("checkpoint %s is pinned later: %s", decision.checkpoint, error)
+
     def completed(self, decision: Decision) -> None:
         """Pin a confirmed checkpoint and delete those beyond the retained ones.
 

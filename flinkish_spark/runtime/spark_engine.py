@@ -114,16 +114,16 @@ class SparkEngine:
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""
-        settings = self._settings
-        with query_conf(self._spark, settings.shuffle_partitions):
+        settings, partitions = self._settings, self._savepoints.shuffle_partitions()
+        with query_conf(self._spark, partitions):
             self._spark.dataSource.register(ControlSource)
             beginning = self._savepoints.beginning()
-            planner = Planner(self._spark, str(control.path), settings.shuffle_partitions, beginning)
+            planner = Planner(self._spark, str(control.path), partitions, beginning)
             planned = planner.plan(self._graph)
             check_layout(self._job_dir, planned)
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
-        return SparkPlan(self._spark, planned, settings, dropped)
+        return SparkPlan(self._spark, planned, settings, dropped, partitions)
 
     def why_no_savepoint_at(self, target: str) -> str:
         """Return why no savepoint can be written to `target`; empty if one can."""
@@ -165,8 +165,10 @@ class SparkPlan:
         planned: PlannedJob,
         settings: JobSettings,
         dropped: DroppedRecords | None,
+        shuffle_partitions: int,
     ) -> None:
         self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
+        self._shuffle_partitions = shuffle_partitions
 
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
@@ -193,7 +195,7 @@ class SparkPlan:
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
         settings = self._settings
-        with query_conf(self._spark, settings.shuffle_partitions):
+        with query_conf(self._spark, self._shuffle_partitions):
             query = start_query(
                 self._spark,
                 self._planned,

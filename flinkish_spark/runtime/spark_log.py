@@ -20,13 +20,14 @@ from typing import Any
 
 from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import ObjectMissing, Store
 
 #: Folder of replays below the job directory.
 REPLAY = "replay"
-#: Where Python sources record where they began.
-FIRST_OFFSETS = "control/first-offsets"
+#: Where Python sources record where they began, and below which those of a seeded lineage do.
+FIRST_OFFSETS, SEEDS = "control/first-offsets", "seeds"
 #: Key of the checkpoint id in a source's offset; no Kafka topic can have this name.
 OFFSET_KEY = "flinkish:checkpoint"
 
@@ -166,16 +167,27 @@ class SparkLog:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
-    def began_at(self) -> LoggedOffsets:
-        """Return where the sources stood before the first micro-batch, of those that have recorded it."""
+    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+        """Return where the sources stood before the first micro-batch, of those that have recorded it.
+
+        Parameters
+        ----------
+        lineage
+            The one in which this log began.
+        """
         found = []
         for recorded in sorted((self.location / "sources").glob("*/0")):
             # Spark's metadata logs begin with a zero byte and a version.
             text = recorded.read_text(encoding="utf-8", errors="replace")
             with contextlib.suppress(ValueError):
                 found.append(json.loads(text[max(0, text.find("{")) :]))
-        for key in self.store.list(FIRST_OFFSETS):
-            objects = SealedObjects(self.store, "the job directory")
+        begins = self.store.list(f"{SEEDS}/{lineage}/begin")
+        seeded = [key for begin in begins for key in self.store.list(f"{begin}/first-offsets")]
+        # A source that the seed positions has recorded where an older log began, under the same name.
+        names = {_name(key) for key in seeded}
+        others = [key for key in self.store.list(FIRST_OFFSETS) if _name(key) not in names]
+        objects = SealedObjects(self.store, "the job directory")
+        for key in (*seeded, *others):
             first = objects.optional(key, "first-offsets", dict)
             found.append({} if first is None else first["offsets"])
         return LoggedOffsets(tuple(found))
@@ -194,6 +206,10 @@ class SparkLog:
             raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
         self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
         self.store.delete(f"{self.folder}/{entry}")
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -263,6 +279,20 @@ class LoggedOffsets:
         """Return topic -> partition -> next offset, the minimum over all sources."""
         topics = {topic for source in self.sources for topic in _partitions(source)}
         return self.kafka(frozenset(topics))
+
+    def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
+        """Return these offsets, and 0 for partitions that topics of theirs have only at `end`.
+
+        A partition that is added to a topic is read from its first record.
+        """
+        known = self.partitions()
+        added = {
+            topic: {str(p): 0 for p in ends if p not in known[topic]}
+            for topic, ends in end.partitions().items()
+            if topic in known
+        }
+        found = {topic: begins for topic, begins in added.items() if begins}
+        return LoggedOffsets((*self.sources, found)) if found else self
 
     def described_since(self, begin: LoggedOffsets | None) -> str:
         """Return, for people, the ranges between `begin` and here; from the start without one."""

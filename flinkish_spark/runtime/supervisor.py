@@ -257,6 +257,7 @@ class Supervisor:
                 on_confirmed=self._on_confirmed,
                 on_aborted=self.states.aborted,
                 write_savepoint=lambda decision, target: self._engine.write_savepoint(decision, target, log),
+                on_decided=self._completed.decided,
                 on_receipt=self._completed.completed,
                 on_aging=self.states.aging,
             ),
@@ -308,7 +309,7 @@ class Supervisor:
                 self._attempts,
                 settings.clock,
                 settings.observer,
-                self._is_stopping,
+                self.control.cancel_wanted.is_set,
             ),
         )
         try:

@@ -9,7 +9,13 @@ from flinkish_spark.chaining.cuts import upstream_cut
 from flinkish_spark.errors import InternalError
 from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
 from flinkish_spark.savepoints.rescale import Rescaling
-from flinkish_spark.savepoints.seeds import SeedKeeper, beginning_of, claimant, recorded_layout
+from flinkish_spark.savepoints.seeds import (
+    SeedKeeper,
+    beginning_of,
+    claimant,
+    recorded_layout,
+    shuffle_partitions_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +52,15 @@ class JobSavepoints:
     def beginning(self) -> Beginning:
         """Return what the live lineage begins with; asked before every planning."""
         return beginning_of(self._job_dir, self._settings.root)
+
+    def shuffle_partitions(self) -> int:
+        """Return with how many partitions the query of the live lineage runs.
+
+        Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
+        and so replays, with the one that it had.
+        """
+        now = shuffle_partitions_of(self._job_dir, self.beginning())
+        return self._settings.shuffle_partitions if now is None else now
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""

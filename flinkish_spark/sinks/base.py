@@ -28,6 +28,7 @@ matters. Nobody concludes LOST without evidence, and LOST that is proven is repl
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,9 +156,22 @@ class SinkWriter(ABC):
         """
 
 
+class ShownOrder(enum.Enum):
+    """In which order readers of a sink's system see what two micro-batches hold of a key."""
+
+    #: As it was staged: the place of a record is fixed by then, as in a topic. What is staged again comes
+    #: behind what was staged meanwhile.
+    OF_STAGING = "OF_STAGING"
+    #: As it was committed, or in none.
+    OF_COMMITS = "OF_COMMITS"
+
+
 class Committer(ABC):
     """Ends what was staged. Called only by the coordinator or the recovery, one at a time."""
 
+    #: Under OF_STAGING a replay of what this sink has lost gives up what it staged behind it: that would
+    #: come before. Right for every system, if not the cheapest for some.
+    shown_order = ShownOrder.OF_STAGING
     #: How long after its staging data can be committed, in milliseconds; None for as long as one likes.
     #: The job warns when half of it has passed.
     staged_lifetime_ms: int | None = None

@@ -24,7 +24,15 @@ from flinkish_spark.errors import EnvironmentFault, InternalError, SchemaError
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, TaskAck
-from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.base import (
+    Committer,
+    ShownOrder,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
 from flinkish_spark.sinks.buffer_files import (
     BufferedFile,
     BufferedFileGone,
@@ -119,6 +127,8 @@ class BufferedCommitter(Committer):
     ...             print(batch.to_pylist())
     ...         return CommitAnswer(Outcome.COMMITTED)
     """
+
+    shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, context: SinkContext) -> None:
         self._context, self._folder = context, BufferFolder(context.folder)

@@ -199,6 +199,8 @@ class _Committer(Committer):
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
+        lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
+        self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit all dead letters, then the records up to the first dead letter that is not committed."""

@@ -11,7 +11,7 @@ from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
-from flinkish_spark.sinks.base import Committer, SinkContext
+from flinkish_spark.sinks.base import Committer, ShownOrder, SinkContext
 from flinkish_spark.sinks.delta_folders import StagedFolder
 from flinkish_spark.sinks.delta_modes import mode_from_json
 from flinkish_spark.sinks.delta_restore import (
@@ -38,6 +38,8 @@ class DeltaCommitter(Committer):
     commits
         How the table is reached.
     """
+
+    shown_order = ShownOrder.OF_COMMITS
 
     def __init__(
         self, sink: DeltaSink, commits: DeltaCommits, history: DeltaHistory, context: SinkContext

@@ -47,6 +47,9 @@ _IDEMPOTENT: Mapping[str, frozenset[str]] = {
     "max.in.flight.requests.per.connection": frozenset("12345"),
 }
 
+#: What must fit into delivery.timeout.ms, with the writer's own defaults.
+_DELIVERY_PARTS_MS = {"linger.ms": 20, "request.timeout.ms": 30_000}
+
 
 def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) -> None:
     """Refuse settings of the producer that are the sink's own, or that break what it promises.
@@ -128,6 +131,29 @@ def _check_settings(sink: KafkaSink, spark: SparkSession, uid: str) -> None:
         raise ConfigError(
             f"the Kafka client refuses the producer's settings of sink '{uid}'{refused}",
             what_to_do="correct them; their values are not shown, they may be secret",
+        )
+    check_delivery_timeout({**sink.connection.for_java(), **sink.producer}, uid)
+
+
+def check_delivery_timeout(settings: Mapping[str, str], uid: str) -> None:
+    """Refuse a delivery timeout that the client refuses only when a task makes a producer.
+
+    Parameters
+    ----------
+    settings
+        Under Kafka's names, with or without ``kafka.`` before them; each is a value that the client takes.
+    """
+    known = {name.removeprefix("kafka."): value for name, value in settings.items()}
+    if "delivery.timeout.ms" not in known:
+        return
+    parts = {name: int(known.get(name, default)) for name, default in _DELIVERY_PARTS_MS.items()}
+    if int(known["delivery.timeout.ms"]) < sum(parts.values()):
+        raise ConfigError(
+            f"the Kafka client refuses the producer's settings of sink '{uid}': delivery.timeout.ms is less "
+            f"than {sum(parts.values())} ms",
+            why=" + ".join(f"{name} ({value} ms)" for name, value in parts.items()) + " must fit into it",
+            what_to_do="raise delivery.timeout.ms, or lower the others",
+            setting="delivery.timeout.ms",
         )
 
 

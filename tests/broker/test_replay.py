@@ -22,6 +22,7 @@ from flinkish_spark.store import LocalStore
 from flinkish_spark.testing import still_open
 from flinkish_spark.testing.broker import LocalBroker
 from tests.broker.conftest import BROKER_JARS
+from tests.savepoint_support import started, stop
 from tests.support import (
     TOTAL,
     RunningTotal,
@@ -300,6 +301,41 @@ def test_without_the_input_the_job_stops_and_names_the_missing_offsets(spark, br
     assert f"{source}-0 from 10 to 14" in str(stopped)
     assert f"{source}-1 from 10 to 19" in str(stopped)
     assert not JobDir(LocalStore(job_dir)).receipt(CheckpointId(thief.struck[0]))
+
+
+def test_a_job_with_another_number_of_partitions_replays_with_the_number_that_it_had(
+    spark, broker, topic, job_dir
+):
+    source, sink = topic(2), topic(2)
+    feed(broker, source, 0, 10)
+    run_until(job(spark, broker, job_dir, source, [sink]), lambda c: rows(c, "kafka-0") >= 20)
+    env = job(spark, broker, job_dir, source, [sink], restart_strategy=NoRestart())
+    thief = AfterDecisions(job_dir, abort_transactions(broker))
+    env.observe(thief)
+    feed(broker, source, 10, 20)
+    assert isinstance(failure_of(env), CommittableLostError)
+    feed(broker, source, 20, 30)
+    with started(job(spark, broker, job_dir, source, [sink]), partitions=5) as client:
+        await_that(lambda: visible(broker, sink) >= 60, client, timeout_s=120)
+        stop(client)
+    assert replays(job_dir, thief.struck) == [1]
+    assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(30))
+
+
+def test_a_job_that_is_told_to_stop_replays_its_last_checkpoint_first(spark, broker, topic, job_dir):
+    """Nobody may start it again for long."""
+    source, sink = topic(2), topic()
+    feed(broker, source, 0, 20)
+    config = CheckpointConfig(interval_ms=600_000, restart_budget_ms=5_000)
+    env = job(spark, broker, job_dir, source, [sink], checkpoint=config)
+    thief = AfterDecisions(job_dir, abort_transactions(broker))
+    env.observe(thief)
+    with running(env) as client:
+        await_that(lambda: list((job_dir / "staged/0").glob("*.json")), client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=120_000)
+    assert replays(job_dir, thief.struck) == [1]
+    assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
 
 def test_rows_that_come_out_otherwise_stop_the_job(spark, broker, topic, job_dir):

@@ -71,6 +71,20 @@ def test_a_new_checkpoint_takes_the_place_of_the_oldest() -> None:
     assert keeping.rig.objects(1) == []
 
 
+def test_what_could_not_be_pinned_behind_the_decision_is_pinned_behind_the_receipt(caplog) -> None:
+    keeping = Keeping()
+    keeping.take()
+    decision = keeping.rig.job_dir.decision(CheckpointId(1))
+    keeping.pins.ids.clear()
+    keeping.pins.failing = [StoreError("cannot pin checkpoint 1", why="no room")]
+    keeping.kept.decided(decision)
+    assert keeping.pins.ids == set() and "checkpoint 1 is pinned later" in caplog.text
+    keeping.kept.completed(decision)
+    assert keeping.left == [1]
+    keeping.kept.decided(decision)
+    assert keeping.left == [1]
+
+
 def test_a_checkpoint_that_fails_takes_nobodys_place() -> None:
     """Behaviours 70, 71: neither do ids that are still open."""
     keeping = Keeping(retained=1, timeout_ms=1_000)

@@ -34,7 +34,8 @@ class Bench:
     def __init__(self) -> None:
         self.decided: list[int] = []
         self.receipts: list[Decision] = []
-        self.rig = Rig(on_receipt=self.receipts.append)
+        self.kept: list[Decision] = []
+        self.rig = Rig(on_decided=self.kept.append, on_receipt=self.receipts.append)
         self.batches = tuple(self.staged(batch) for batch in (0, 1))
         self.undecided = self.batches
         self.completion = Completion(
@@ -76,6 +77,14 @@ def bench() -> Bench:
 
 
 # -- the order ------------------------------------------------------------------------------------------
+
+
+def test_the_state_of_a_checkpoint_is_kept_before_its_first_commit(bench) -> None:
+    """Commits may take long, and Spark cleans up meanwhile."""
+    kept = []
+    bench.a.on_call = lambda call: kept.append(len(bench.kept)) if call == "commit" else None
+    bench.complete()
+    assert kept == [1] and bench.kept == bench.receipts
 
 
 def test_the_steps_of_a_completion_have_one_order(bench) -> None:

@@ -22,6 +22,7 @@ from flinkish_spark.kafka.record_decode import batches, decode
 from flinkish_spark.kafka.staging_settings import Acks, OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.sinks.kafka_avro import derived_schema
+from flinkish_spark.sinks.kafka_preflight import check_delivery_timeout
 from tests.clocks import ManualClock
 
 COMMON = (("flinkish-batch", b"0/1"),)
@@ -84,6 +85,21 @@ def test_producer_settings_that_are_the_sinks_own_are_refused(
     with pytest.raises(ConfigError, match="cannot be set") as refused:
         sink(delivery=guarantee, producer={name: "s3cret"})
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"delivery.timeout.ms": "30019"},
+        {"kafka.delivery.timeout.ms": "120000", "kafka.request.timeout.ms": "120000"},
+        {"delivery.timeout.ms": "5000", "request.timeout.ms": "1000", "linger.ms": "4001"},
+    ],
+)
+def test_a_delivery_timeout_that_is_too_short_is_refused_before_a_task_finds_out(settings) -> None:
+    with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms is less than \d+ ms"):
+        check_delivery_timeout(settings, "out")
+    check_delivery_timeout({**settings, "delivery.timeout.ms": "120020"}, "out")
+    check_delivery_timeout({"request.timeout.ms": "500000"}, "out")
 
 
 def test_what_changes_nothing_may_be_set() -> None:

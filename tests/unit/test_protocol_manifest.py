@@ -31,10 +31,11 @@ def test_a_record_sums_up_all_micro_batches_of_a_checkpoint() -> None:
         batches=(first, second),
         purpose=CheckpointPurpose.FINAL,
     )
-    record = ManifestRecord.of(decision, {"table": {"version": 12}}, {"orders": {0: 5, 1: 9}})
+    record = ManifestRecord.of(decision, {"table": {"version": 12}}, {"orders": {0: 5, 1: 9}}, Lineage(1))
     assert json.loads(json.dumps(record.to_json())) == {
         "checkpoint": 4,
         "lineage": 2,
+        "log_began_in": 1,
         "first_batch": 6,
         "last_batch": 7,
         "decided_at_ms": 99,

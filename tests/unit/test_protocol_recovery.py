@@ -45,6 +45,10 @@ def staged(batch, dead="", attempt=1):
     return StagedFact(BatchId(batch), f"{batch}-1.{attempt}", dead)
 
 
+def ahead(batch):
+    return replace(staged(batch), overtakes="topic")
+
+
 def ordered(target, refusal=""):
     return OrderFact("order", CheckpointId(target), refusal)
 
@@ -135,6 +139,24 @@ RESEEDED = {"log_began_in": Lineage(3)}
             facts([0, 1], [0, 1], [decided(1, 0, False), decided(2, 1, False)], **LOST_2),
             Confirm(CheckpointId(1)),
         ),
+        # What readers would see before it goes first, and whatever is staged behind that, too.
+        (
+            facts([0, 1, 2], [0, 1, 2], [decided(2, 0, False)], [staged(1), ahead(2)], **LOST_2),
+            AbortStaged(("1-1.1", "2-1.1"), "sink 'topic' has to stage again what comes before it"),
+        ),
+        (
+            facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], pinned=frozenset(), **LOST_2),
+            Pin(CheckpointId(2)),
+        ),
+        (
+            facts([0, 1], [0], [decided(2, 0, False)], [ahead(1)], **LOST_2),
+            AbortStaged(("1-1.1",), "sink 'topic' has to stage again what comes before it"),
+        ),
+        (
+            facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], order=ordered(7), **LOST_2),
+            RefuseOrder("order", ""),
+        ),
+        (facts([0, 1], [0, 1], [decided(2, 0)], [ahead(1)], **LOST_2), StartSpark(BatchId(2), (BatchId(1),))),
         # A log that began anew counts micro-batches from 0 again.
         (facts([], [], [decided(4, 57)], **RESEEDED), StartSpark(BatchId(0), ())),
         (facts([], [], [decided(4, 57, False)], **RESEEDED), Confirm(CheckpointId(4))),
@@ -206,6 +228,7 @@ class World:
                 ]
                 self.change(decided=tuple(marked))
             case Replay(checkpoint):
+                assert not [s for s in now.undecided if s.overtakes]
                 self.restaged.add(checkpoint)
                 self.change(lost=now.lost - {checkpoint})
             case Pin(checkpoint):
@@ -261,7 +284,13 @@ ANY_FACTS = st.builds(
         max_size=4,
     ).map(tuple),
     staged=st.lists(
-        st.builds(StagedFact, counts(BatchId), st.uuids().map(str), st.sampled_from(["", "", "dead"])),
+        st.builds(
+            StagedFact,
+            counts(BatchId),
+            st.uuids().map(str),
+            st.sampled_from(["", "", "dead"]),
+            st.sampled_from(["", "", "topic"]),
+        ),
         max_size=5,
     ).map(tuple),
     leftovers_are_swept=st.booleans(),

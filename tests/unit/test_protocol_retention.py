@@ -145,9 +145,12 @@ def test_each_deletion_is_complete_and_in_the_order_that_a_crash_may_cut_anywher
 
 
 def test_what_a_crash_left_of_a_deletion_is_deleted():
-    # The receipt of 1 is left; of 0 nothing but its pin.
+    # The receipt of 1 is left; of 0 its pin, and perhaps what was staged again.
     given = facts(without_decision(1, receipt=True), done(2), done(3), pinned=ids(0, 2, 3))
-    assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [(0, (Part.PIN,)), (1, tuple(Part))]
+    assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [
+        (0, (Part.RESTAGED, Part.PIN)),
+        (1, tuple(Part)),
+    ]
     assert goes(facts(done(2), done(3), pinned=ids(1), referenced=ids(1))) == []
 
 
@@ -156,10 +159,21 @@ def test_what_a_crash_left_of_a_deletion_is_deleted():
 
 def test_a_cancelled_job_keeps_its_checkpoints_unless_told_otherwise():
     """Behaviours 60 and 75."""
-    given = facts(done(1), savepoint(2), unconfirmed(3), without_decision(4), aborted(5), aborted(6))
+    given = facts(done(1), savepoint(2), without_decision(4), aborted(5), aborted(6))
     assert to_delete_on_cancel(given, RETAIN) == ()
     assert [int(d.checkpoint) for d in to_delete_on_cancel(given, DELETE)] == [1, 2, 5]
     assert to_delete_on_cancel(facts(), DELETE) == ()
+
+
+@pytest.mark.parametrize("before", [done(2), savepoint(2)])
+def test_what_a_cancelled_job_has_to_finish_can_still_be_replayed(before):
+    """A sink that does not answer keeps it unconfirmed, and what it staged may be lost by the next start."""
+    given = facts(done(1), before, aborted(3), unconfirmed(4), aborted(5))
+    assert [int(d.checkpoint) for d in to_delete_on_cancel(given, DELETE)] == [1, 3]
+    first = facts(aborted(1), unconfirmed(2), aborted(3))
+    assert [int(d.checkpoint) for d in to_delete_on_cancel(first, DELETE)] == [1]
+    dead = facts(done(1), done(3), unconfirmed(4, lineage=1), aborted(5), history=back_to(1))
+    assert [int(d.checkpoint) for d in to_delete_on_cancel(dead, DELETE)] == [3]
 
 
 def test_a_cancelled_job_counts_its_ids_on():

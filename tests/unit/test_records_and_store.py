@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -315,6 +316,16 @@ def test_spark_folder_moves_with_the_owner(tmp_path):
         log.remove("../x/1")
 
 
+def test_what_is_no_file_is_not_read_and_keeps_nobody_waiting(tmp_path):
+    store = LocalStore(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("fifo", "folder", "device"):
+        with pytest.raises(StoreError, match=f"cannot read {name}"):
+            store.read(name)
+
+
 def test_offsets_are_found_by_topic():
     text = 'v1\n{"batchWatermarkMs":0}\n{"flinkish:checkpoint":3}\n{"orders":{"0":5,"1":7}}\n-'
     offsets = LoggedOffsets.parse(text)
@@ -324,6 +335,31 @@ def test_offsets_are_found_by_topic():
     assert twice.kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 2}}
     with pytest.raises(CorruptObjectError):
         LoggedOffsets.parse("v9\n{}\n{}")
+
+
+def test_partitions_that_were_added_since_are_read_from_their_first_record():
+    begin = LoggedOffsets(({"flinkish:checkpoint": 3}, {"orders": {"0": 5}}))
+    end = LoggedOffsets(({"flinkish:checkpoint": 4}, {"orders": {"0": 9, "1": 7}, "other": {"0": 2}}))
+    assert begin.with_added(end).kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 0}}
+    assert begin.with_added(end).kafka(frozenset({"other"})) == {}
+    assert begin.with_added(begin) == begin
+
+
+def test_a_log_that_began_anew_began_where_its_seed_says(tmp_path):
+    """What a Python source recorded for an older log is as old as that."""
+    store = LocalStore(tmp_path)
+    log = SparkLog(store, "spark/1", tmp_path / "spark/1")
+
+    def recorded(folder, name, offsets):
+        store.put(f"{folder}/first-offsets/{name}.json", seal("first-offsets", {"offsets": offsets}))
+
+    recorded("control", "aaaa", {"orders": {"0": 0}})
+    recorded("control", "bbbb", {"rates": {"0": 1}})
+    recorded("seeds/3/begin/orders-1234", "aaaa", {"orders": {"0": 50}})
+    recorded("seeds/3/begin/orders-5678", "aaaa", {"orders": {"0": 40}})
+    topics = frozenset({"orders", "rates"})
+    assert log.began_at().kafka(topics) == {"orders": {0: 0}, "rates": {0: 1}}
+    assert log.began_at(Lineage(3)).kafka(topics) == {"orders": {0: 40}, "rates": {0: 1}}
 
 
 def test_a_finished_rewind_starts_a_lineage(tmp_path):

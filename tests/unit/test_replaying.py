@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.errors import CommittableLostError, NotReplayableError, StoreError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.replaying import RestagedEpoch
+from flinkish_spark.runtime import supervisor
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Interrupted
 from flinkish_spark.runtime.failures import QueryFailed
@@ -144,6 +148,8 @@ class Engine:
 
     def staging(self, context):
         self.owner = context.ownership.epoch
+        # Also of a micro-batch that was to be shown with an earlier one, which was aborted.
+        assert context.checkpoint_of(BatchId(2)) == LOST
         return self
 
     def start_once(self, log, write):
@@ -349,6 +355,18 @@ def test_the_first_epoch_is_replayed_from_where_the_sources_began(tmp_path):
     assert [effect for effect in job.system.effects if effect[0] == "run"] == [("run", n) for n in range(4)]
 
 
+def test_a_partition_that_is_added_within_the_epoch_is_asked_for_from_its_first_record(tmp_path):
+    job = Job(tmp_path)
+    before, lost = (job.job_dir.decision(CheckpointId(n)) for n in (1, 2))
+    offsets = {1: '{"orders": {"0": 3}}', 2: '{"orders": {"0": 9, "1": 4}}'}
+    for number, decision in ((1, before), (2, lost)):
+        job.job_dir.store.delete(f"checkpoints/{number}/decision.json")
+        text = f"v1\n{{}}\n{offsets[number]}"
+        job.job_dir.create_decision(replace(decision, offsets_text=text))
+    job.replay(0)
+    assert job.asked == [({"orders": {"0": 3}}, {"orders": {"1": 0}})]
+
+
 def test_a_checkpoint_before_that_could_not_be_pinned_is_pinned_now(tmp_path):
     job = Job(tmp_path, pinned=False)
     job.replay(0)
@@ -464,6 +482,33 @@ def test_a_job_that_is_told_to_end_stops_its_replay(tmp_path):
 def by_another(job, decision):
     """Finish a replay as an owner does that is not known to be deposed."""
     return RestagedEpoch(LOST, 1, OwnerEpoch(7), 0, "a", "lost", decision.batches)
+
+
+def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does_not(tmp_path, monkeypatch):
+    """A job that has stopped may not be started again for long."""
+    job, replayers = Job(tmp_path), []
+
+    class Recovered(Exception):
+        """Far enough."""
+
+    def recovery(*_, replaying, **__):
+        replayers.append(replaying)
+        raise Recovered
+
+    monkeypatch.setattr(supervisor, "Recovery", recovery)
+    engine = SimpleNamespace(why_no_savepoint_at=None, uids=(), reseeding=lambda log: None)
+    settings = SimpleNamespace(
+        checkpoint=CheckpointConfig(), restart=None, random=None, clock=CLOCK, observer=job, listeners=()
+    )
+    inputs = SimpleNamespace(lower=None, why_lost=job.why_lost)
+    owned = OwnedJob(JobUuid("5" * 32), job.ownership, job.log, job.pins, inputs, job.committers, None, None)
+    standing = supervisor.Supervisor(engine, settings, job.job_dir)
+    with pytest.raises(Recovered):
+        standing._recover(owned, None)
+    standing.control.stop_with_checkpoint()
+    assert not replayers[0].is_stopping()
+    standing.control.cancel()
+    assert replayers[0].is_stopping()
 
 
 def test_of_two_owners_that_replay_at_the_same_time_the_first_one_wins(tmp_path):

@@ -413,6 +413,21 @@ def test_beginning_anew_moves_sparks_checkpoint_aside(tmp_path):
         job.order(3)
 
 
+def test_beginning_anew_finds_the_state_that_spark_has_cleaned_away(tmp_path):
+    """A barrier that does not come lets more micro-batches through than Spark keeps versions."""
+    job, anew, seen = Job(tmp_path), Anew(), []
+    job.pins.restore(c(4))
+    needed = job.folder.files()
+    for batch in (8, 9):
+        job.folder.run(batch)
+        job.job_dir.write_staged(job.staged(batch))
+    job.folder.purge(10)
+    assert not needed.keys() <= job.folder.files().keys()
+    anew.export = lambda decision, lineage: seen.append(job.folder.files())
+    start, _ = job.recovery(reseeding=anew).run()
+    assert start.next_batch == BatchId(0) and seen == [needed]
+
+
 def test_what_was_moved_aside_goes_once_the_new_log_has_a_checkpoint(tmp_path):
     job, anew = Job(tmp_path), Anew()
     job.recovery(reseeding=anew).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from flinkish_spark.savepoints.errors import (
     SavepointNotFound,
 )
 from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.job_savepoints import JobSavepoints
 from flinkish_spark.savepoints.rescale import Rescaling, check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seed_source import SeedReader
@@ -454,6 +456,20 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
     with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
         restore(root, None).check()
     assert caught.value.what_to_do.startswith("begin with a new job_dir")
+
+
+def test_until_its_log_begins_anew_a_job_runs_with_the_partitions_that_it_had(root) -> None:
+    """What is replayed before a rescale is replayed from state in the old partitions."""
+    settings = SimpleNamespace(root=root, shuffle_partitions=5)
+    job_dir = JobDir(LocalStore(root))
+    savepoints = JobSavepoints(None, None, None, settings, job_dir)
+    assert savepoints.shuffle_partitions() == 5
+    begun(root)
+    assert savepoints.shuffle_partitions() == 2
+    job_dir.write_seed(Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ()))
+    assert savepoints.shuffle_partitions() == 2
+    job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(1), "", {}, RewindKind.RESEED))
+    assert savepoints.shuffle_partitions() == 5
 
 
 # -- the source -------------------------------------------------------------------------------------

@@ -182,3 +182,14 @@ def test_topics_and_the_jar_are_those_of_both() -> None:
     sink = WithDeadLetters(Recording(), KafkaSink("host:9092", "refused"))
     assert sink.topics == ("refused",) and sink.needs_shim
     assert not WithDeadLetters(Recording(), DeltaSink("/lake/b")).needs_shim
+
+
+@pytest.mark.parametrize("main,dead,shorter", [(None, None, None), (None, 9, 9), (7, None, 7), (7, 9, 7)])
+def test_staged_data_lives_as_long_as_the_shorter_lived_of_both(main, dead, shorter) -> None:
+    """Otherwise nobody is warned of a transaction of dead letters that grows old."""
+    mine, theirs = Scripted({}), Scripted({})
+    mine.staged_lifetime_ms, theirs.staged_lifetime_ms = main, dead
+    sink = Main()
+    sink.committer = mine
+    committer = WithDeadLetters(sink, Scripting(theirs)).create_committer(None, context())
+    assert committer.staged_lifetime_ms == shorter

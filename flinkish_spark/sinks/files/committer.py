@@ -14,7 +14,7 @@ from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
-from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
+from flinkish_spark.sinks.base import Committer, CompletedCheckpoint, ShownOrder
 from flinkish_spark.sinks.files.buckets import BucketAssigner, values_of
 from flinkish_spark.sinks.files.disk import Disk
 from flinkish_spark.sinks.files.ledger import Entry, Ledger, OpenPartition, Plan, State
@@ -72,6 +72,8 @@ class FileCommitter(Committer):
     parts
         With names, records and disk.
     """
+
+    shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, settings: CommitSettings, parts: CommitterParts) -> None:
         self._settings, self._parts = settings, parts

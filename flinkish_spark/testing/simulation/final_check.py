@@ -27,6 +27,8 @@ def check_end(world: World, invariants: Invariants) -> InvariantBroken | None:
             trouble = _why_wrong(world, rows) if not world.is_refused else _why_double(rows)
         if trouble:
             return InvariantBroken(Rule.EXACTLY_ONCE.name, f"{uid}: {trouble}")
+        if kind is SinkKind.TRANSACTIONS and (trouble := _why_out_of_order(rows)):
+            return InvariantBroken(Rule.IN_ORDER.name, f"{uid}: {trouble}")
         if kind is SinkKind.TABLE:
             kept = [origin for origin, _ in visible if _left_behind(invariants, origin)]
             if kept:
@@ -88,6 +90,16 @@ def _why_not_all_but_lost(invariants: Invariants, lost: DecisionRecord, uid: str
     missing, extra = sorted(wanted - set(rows)), sorted(set(rows) - wanted - may_be)
     if missing or extra:
         return f"checkpoint {lost.checkpoint} is lost, but {missing[:1]} is missing, {extra[:1]} is there"
+    return ""
+
+
+def _why_out_of_order(rows: list[Row]) -> str:
+    """Return which records of a key a reader of the topic sees in another order than they were made in."""
+    newest: dict[int, int] = {}
+    for row in rows:
+        if row.nth < newest.get(row.key, 0):
+            return f"of key {row.key} the count {row.nth} comes behind {newest[row.key]}"
+        newest[row.key] = row.nth
     return ""
 
 

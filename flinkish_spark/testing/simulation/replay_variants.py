@@ -134,6 +134,11 @@ def _replays_not_read() -> Sequence[Patch]:
     return [mock.patch.object(JobDir, "restaged", lambda self, checkpoint: None)]
 
 
+def _overtaking_kept() -> Sequence[Patch]:
+    """As it was before the simulator looked at the order of what readers see."""
+    return [mock.patch.object(Recovery, "_overtakes", lambda self, staged: "")]
+
+
 #: Of commit or replay.
 REPLAYS = (
     Variant("lost data not aborted before its replay", _lost_not_aborted),
@@ -147,4 +152,5 @@ REPLAYS = (
     Variant("without a pin no replay", _no_pin_no_replay),
     Variant("replays before orders are refused", _replay_before_orders_are_refused),
     Variant("replays not read", _replays_not_read),
+    Variant("what overtakes a replay is kept", _overtaking_kept),
 )

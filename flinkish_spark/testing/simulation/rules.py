@@ -34,6 +34,7 @@ class Rule(enum.Enum):
     NO_SURPRISE = "a process ends only with an error that its surroundings caused"
     NO_DEAD_END = "the job comes to its end once nothing fails any more"
     EXACTLY_ONCE = "in the end each record is visible exactly once in every sink, with the right state"
+    IN_ORDER = "a reader of a topic sees the records of a key in the order in which they were made"
     LOST_ALONE = "a replay stages again, and replaces, what is lost and nothing else"
     ABORTED_FIRST = "what is lost can be committed by nobody before something is named in its place"
     REPLAY_REPLACES = "what takes the place of lost data holds the same rows, before there is a receipt"

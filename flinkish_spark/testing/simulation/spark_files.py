@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from flinkish_spark.errors import FencedError
-from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import OFFSET_KEY, REPLAY, LoggedOffsets, SparkLog
 from flinkish_spark.store import Store
@@ -121,9 +121,8 @@ class SimSparkLog(SparkLog):
             if int(folder.rpartition("/")[2].partition("-")[0]) <= int(self.location.name):
                 cast(RenamingStore, self.store).delete_folder(folder)
 
-    def began_at(self) -> LoggedOffsets:
+    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return what the log began with."""
-        lineage = JobDir(self.store).history().log_began_in
         beginning = json.loads(self.store.read(f"{BEGINNINGS}/{lineage}"))
         return LoggedOffsets(({TOPIC: {str(p): at for p, at in beginning["ends"]}},))
 
