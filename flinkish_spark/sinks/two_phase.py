@@ -5,6 +5,8 @@ The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -257,6 +259,13 @@ class TwoPhaseCommitSink(Sink):
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
                 what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
             )
+        given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
+            raise ConfigError(
+                f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
+                why="it names the exceptions that mean: call again",
+                what_to_do="give a tuple of exception classes, such as (OSError,)",
+            )
         twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
         if twice:
             raise SchemaError(
@@ -276,6 +285,23 @@ class TwoPhaseCommitSink(Sink):
         from flinkish_spark.sinks.two_phase_committer import TwoPhaseCommitter
 
         return TwoPhaseCommitter(self, context)
+
+
+def own_copy(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
+    """Return a copy that shares nothing with `sink` that can be changed.
+
+    What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with
+    one is refused before the job starts.
+    """
+    try:
+        return copy.deepcopy(sink)
+    except Exception:
+        copied = copy.copy(sink)
+    for name, value in list(getattr(copied, "__dict__", {}).items()):
+        with contextlib.suppress(Exception):
+            # Not setattr, which a frozen dataclass refuses.
+            copied.__dict__[name] = copy.deepcopy(value)
+    return copied
 
 
 def check_serialisable(sink: TwoPhaseCommitSink, uid: str) -> None:
