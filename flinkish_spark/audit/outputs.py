@@ -231,7 +231,7 @@ class OutputReader:
             if checkpoint is not None and version.replaces_rows:
                 raise UnreadableTable(
                     f"the sink '{counts.spec.sink}' replaces rows of the table {counts.spec.place}",
-                    why=f"version {version.number} merges or overwrites, and what was replaced would look lost",
+                    why=f"version {version.number} replaces some, and those would look lost",
                     what_to_do="compare the table by a query of Spark, and audit a sink that appends",
                 )
             if checkpoint is not None:
