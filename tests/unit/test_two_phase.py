@@ -25,6 +25,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime.failures import RepeatableUserError, classify
+from flinkish_spark.runtime.owned import OwnedJob
 from flinkish_spark.sinks import two_phase_tasks
 from flinkish_spark.sinks.two_phase import check_serialisable
 from flinkish_spark.sinks.two_phase_names import TransactionName
@@ -260,6 +261,21 @@ def test_exceptions_that_cannot_be_caught_are_refused_before_a_start(given) -> N
         return
     with pytest.raises(ConfigError, match="retry_on"):
         sink.preflight(None, context())
+
+
+def test_a_close_that_fails_keeps_nobody_else_s_connection_open(caplog) -> None:
+    """And the job that has ended well has ended well."""
+    closed: list[str] = []
+
+    class Stuck(Recording):
+        def close(self):
+            closed.append("stuck")
+            raise ConnectionError("reset by peer")
+
+    fine = SimpleNamespace(close=lambda: closed.append("fine"))
+    parts = {"stuck": committer_of(Stuck()), "fine": fine}
+    OwnedJob(*[None] * 5, committers=parts, tracker=None, manifest=fine).close()
+    assert closed == ["stuck", "fine", "fine"] and "closing 'stuck' failed" in caplog.text
 
 
 def test_it_says_which_task_a_committable_is_of_and_why_it_is_dead() -> None:
