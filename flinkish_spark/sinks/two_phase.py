@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.arguments import does_nothing_when_called
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.protocol.ids import CheckpointId
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Row, SparkSession
 
+#: What this package calls, and nobody awaits.
+_METHODS = (
+    *("begin", "write", "write_batch", "flush", "discard", "commit", "abort", "recover_and_commit"),
+    *("recover_and_abort", "why_lost", "list_open", "checkpoint_complete", "close"),
+)
 #: What a method that ends something may answer; None: it is done.
 Answer = CommitAnswer | Outcome | None
 
@@ -254,6 +260,14 @@ class TwoPhaseCommitSink(Sink):
                 why="it has neither write() nor write_batch()",
                 what_to_do="define write(self, handle, record)",
             )
+        for name in _METHODS:
+            why = does_nothing_when_called(getattr(own, name))
+            if why:
+                raise ConfigError(
+                    f"{name}() of the class {own.__name__} of sink '{context.uid}' would never run",
+                    why=why,
+                    what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
+                )
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",

@@ -20,6 +20,7 @@ from flinkish_spark import (
     FileSink,
     MetastorePartition,
     PartitionCommit,
+    PartitionPolicy,
     PartitionTime,
     ProcessTime,
     RollingPolicy,
@@ -88,6 +89,10 @@ def test_settings_that_cannot_be_used_are_refused_where_they_are_made(settings, 
         FileSink(**{"path": "/lake/out", **settings})
 
 
+class Async(PartitionPolicy):
+    async def commit(self, partition, spark): ...
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -114,6 +119,7 @@ def test_settings_that_cannot_be_used_are_refused_where_they_are_made(settings, 
         lambda: PartitionCommit(trigger=SuccessFile()),
         lambda: PartitionCommit(policies=()),
         lambda: PartitionCommit(policies=(5,)),
+        lambda: PartitionCommit(policies=(Async(),)),
         lambda: PartitionCommit(at_final="WAIT"),
     ],
 )

@@ -278,6 +278,22 @@ def test_a_close_that_fails_keeps_nobody_else_s_connection_open(caplog) -> None:
     assert closed == ["stuck", "fine", "fine"] and "closing 'stuck' failed" in caplog.text
 
 
+async def _async(self, *given): ...
+
+
+def _generator(self, *given):
+    yield
+
+
+@pytest.mark.parametrize("method", ["write", "write_batch", "commit", "close"])
+@pytest.mark.parametrize("function", [_async, _generator])
+def test_methods_that_nobody_would_run_are_refused_before_a_start(method, function) -> None:
+    """A call only makes a coroutine: no record would be written, and nobody would hear of it."""
+    sink = type("Async", (Recording,), {method: function})()
+    with pytest.raises(ConfigError, match=rf"{method}\(\) of the class Async .*would never run.*function"):
+        sink.preflight(None, context())
+
+
 def test_it_says_which_task_a_committable_is_of_and_why_it_is_dead() -> None:
     class Doubting(Recording):
         def why_lost(self, stored):
