@@ -44,9 +44,10 @@ class OwnedJob:
 
     def close(self) -> None:
         """Release connections; what raises is logged, since everything that counts is done by now."""
-        for name, one in (*self.committers.items(), ("manifest", self.manifest)):
+        closing = {name: committer.close for name, committer in self.committers.items()}
+        for name, close in (*closing.items(), ("manifest", self.manifest.close)):
             try:
-                one.close()
+                close()
             except Exception as error:
                 LOG.warning("closing '%s' failed: %s: %s", name, type(error).__name__, error)
 
