@@ -74,3 +74,23 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
         wanted = f"an object with the methods {', '.join(f'{method}()' for method in methods)}"
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do)
     return value
+
+
+def does_nothing_when_called(function: object) -> str:
+    """Return why a call of `function` would run nothing of it; empty for a plain function or object.
+
+    Nobody awaits or goes through what it returns, and nothing says that it was never run.
+
+    Examples
+    --------
+    >>> async def write(row): ...
+    >>> does_nothing_when_called(write), does_nothing_when_called(print)
+    ('it is a coroutine function', '')
+    """
+    # Of an object its method; of a function this is the same again.
+    for one in (function, getattr(type(function), "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(one):
+            return "it is a coroutine function"
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            return "it is a generator function"
+    return ""

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from flinkish_spark import RecordRefused
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.testing.crashing import KillAt, KillPoint, kill_process_group
-from tests.support import TOTAL, RunningTotal, await_that, environment, running
+from tests.support import TOTAL, RunningTotal, await_that, environment, failure_of, running
 from tests.two_phase_page import Ledger
 
 USERS = 5
@@ -51,6 +53,21 @@ def run_for(env: Any, checkpoints: int) -> Any:
     return client
 
 
+class Crash(EnvironmentFault):
+    """Ends a start of a job for good, at a point that a test chose."""
+
+
+def crash_at(env: Any, point: str) -> None:
+    """Run a job until it ends there; sooner or otherwise is an error."""
+
+    def crash() -> None:
+        raise Crash(point)
+
+    env.observe(KillAt(KillPoint.parse(point), kill=crash))
+    error = failure_of(env)
+    assert isinstance(error, Crash), error
+
+
 def flaky(kind: Any) -> Any:
     """The class with a flush that fails in the first attempt of every task."""
 
@@ -63,6 +80,17 @@ def flaky(kind: Any) -> Any:
         return committable
 
     return type("FlakySink", (kind,), {"flush": flush})
+
+
+def picky(kind: Any, divisor: int, **more: Any) -> Any:
+    """The class that refuses the totals that can be divided."""
+
+    def write(self: Any, handle: Any, record: Any) -> None:
+        if record.total % divisor == 0:
+            raise RecordRefused(f"{record.total} is refused")
+        kind.write(self, handle, record)
+
+    return type("PickySink", (kind,), {"write": write, **more})
 
 
 def main(root: Path, checkpoints: int, kill: str = "") -> None:

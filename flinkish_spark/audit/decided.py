@@ -6,6 +6,7 @@ first look must be whole, what is visible must be decided by the second.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import LineageHistory, RewindKind
+
+#: Longer numbers are none of ours, and some are longer than Python reads.
+_BATCH_NAME = re.compile(r"([0-9]{1,18})/([0-9]{1,18})")
 
 
 class NothingToAudit(UserError):
@@ -39,10 +43,8 @@ class BatchName:
     @classmethod
     def of(cls, text: str) -> BatchName | None:
         """Read the value of a record's header; None if it is none of ours."""
-        lineage, slash, batch = text.partition("/")
-        if not slash or not all(part.isascii() and part.isdecimal() for part in (lineage, batch)):
-            return None
-        return cls(Lineage(int(lineage)), BatchId(int(batch)))
+        match = _BATCH_NAME.fullmatch(text)
+        return None if match is None else cls(Lineage(int(match[1])), BatchId(int(match[2])))
 
     def __str__(self) -> str:
         return f"{self.lineage}/{self.batch}"

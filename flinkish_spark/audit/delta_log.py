@@ -28,6 +28,7 @@ class TableVersion:
     """One version of a table.
 
     `marks` are its SetTransaction actions: (app id, version). `rows` is how many its new files have.
+    `replaces_rows` says whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
     """
 
     number: int
@@ -35,6 +36,7 @@ class TableVersion:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     rows: int
+    replaces_rows: bool = False
 
     def mark_of(self, app_id: str) -> int | None:
         """Return the version that an app id recorded here, None if it did not."""
@@ -88,6 +90,7 @@ class DeltaLog:
             tuple(unquote(add["path"]) for add in adds),
             tuple(unquote(action["remove"]["path"]) for action in actions if "remove" in action),
             sum(self._rows(add) for add in adds),
+            any(action["remove"].get("dataChange", True) for action in actions if "remove" in action),
         )
 
     def _check(self, action: Mapping[str, Any]) -> None:

@@ -109,7 +109,7 @@ class OriginReader:
         is_named = pc.and_(pc.is_valid(partitions), pc.is_valid(offsets))
         topics: Any = None
         if self._names.topic:
-            topics = _texts(columns[0]).dictionary_encode()
+            topics = texts(columns[0]).dictionary_encode()
             is_named = pc.and_(is_named, pc.is_valid(topics))
         named: Bools = np.asarray(is_named.to_numpy(zero_copy_only=False), np.bool_)
         numbers = _filled(partitions)
@@ -193,14 +193,18 @@ def key_hashes(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def _texts(column: Any) -> Any:
-    # Header values are bytes.
-    return pc.cast(column, pa.string())
+def texts(column: Any) -> Any:
+    """Return bytes, such as header values, as text; what is none stays recognisable and is no error."""
+    try:
+        return pc.cast(column, pa.string())
+    except pa.ArrowInvalid:
+        found = (None if value is None else value.decode(errors="replace") for value in column.to_pylist())
+        return pa.array(found, pa.string())
 
 
 def _numbers(column: Any, name: str) -> Any:
     try:
-        return pc.cast(_texts(column) if pa.types.is_binary(column.type) else column, pa.int64())
+        return pc.cast(texts(column) if pa.types.is_binary(column.type) else column, pa.int64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as wrong:
         raise SchemaError(
             f"'{name}' of an output is not a whole number",

@@ -20,9 +20,9 @@ from pyarrow import parquet
 
 from flinkish_spark.audit.counting import InputOffsets, NamedOffsets
 from flinkish_spark.audit.decided import BatchName, Decided, Visible
-from flinkish_spark.audit.delta_log import Table
+from flinkish_spark.audit.delta_log import Table, UnreadableTable
 from flinkish_spark.audit.key_order import KeyOrder
-from flinkish_spark.audit.origins import OriginNames, OriginReader, Origins, header_column, key_hashes
+from flinkish_spark.audit.origins import OriginNames, OriginReader, Origins, header_column, key_hashes, texts
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.kafka import Isolation, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import unknown_topic
@@ -30,6 +30,7 @@ from flinkish_spark.kafka.barrier_records import BARRIER_HEADER
 from flinkish_spark.kafka.range_reader import OffsetRange, RangeReader, ReaderSettings
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.sinks.delta_restore import app_id
+from flinkish_spark.sources.kafka_retention import keeping_of
 
 #: Header, or column, that names the micro-batch of a row.
 BATCH_FIELD = "flinkish-batch"
@@ -174,7 +175,11 @@ class OutputReader:
         reader = RangeReader(connection, ReaderSettings(include_headers=True))
         origins = OriginReader(self.names, self.expected.places)
         topics = [topic.strip() for topic in counts.spec.place.split(",")]
-        for wanted in chain.from_iterable(ranges_of(connection, topic) for topic in topics):
+        ranges = [list(ranges_of(connection, topic)) for topic in topics]
+        for topic, keeping in keeping_of(connection, topics).items():
+            if keeping is not None and keeping.is_compacted:
+                counts.notes.append(f"{topic} is compacted")
+        for wanted in chain.from_iterable(ranges):
             if wanted.start:
                 counts.notes.append(f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}")
             order = KeyOrder()
@@ -185,7 +190,7 @@ class OutputReader:
         self, counts: OutputCounts, origins: OriginReader, order: KeyOrder, batch: pa.RecordBatch
     ) -> None:
         batch = without_barriers(batch)
-        labels = _texts(header_column(batch.column("headers"), BATCH_FIELD))
+        labels = texts(header_column(batch.column("headers"), BATCH_FIELD))
         batch = self._live(counts, batch, labels)
         found = origins.of_records(batch)
         first = counts.count(found)
@@ -217,10 +222,18 @@ class OutputReader:
     # -- files ----------------------------------------------------------------------------------
     def _read_table(self, counts: OutputCounts) -> None:
         table = Table.read(Path(counts.spec.place))
+        if not table.versions:
+            counts.notes.append(f"there is no table at {counts.spec.place}")
         mark = app_id(self.job, counts.spec.sink)
         counts.by_checkpoint = Counter()
         for version in table.versions:
             checkpoint = version.mark_of(mark)
+            if checkpoint is not None and version.replaces_rows:
+                raise UnreadableTable(
+                    f"the sink '{counts.spec.sink}' replaces rows of the table {counts.spec.place}",
+                    why=f"version {version.number} replaces some, and those would look lost",
+                    what_to_do="compare the table by a query of Spark, and audit a sink that appends",
+                )
             if checkpoint is not None:
                 counts.by_checkpoint[checkpoint] += version.rows
         for path, version in table.added_in.items():
@@ -258,7 +271,7 @@ class OutputReader:
         origins = OriginReader(self.names, self.expected.places)
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
             if BATCH_FIELD in columns:
-                batch = self._live(counts, batch, _texts(batch.column(BATCH_FIELD)))
+                batch = self._live(counts, batch, texts(batch.column(BATCH_FIELD)))
             else:
                 counts.rows += batch.num_rows
             counts.count(origins.of_rows(batch))
@@ -287,7 +300,3 @@ def without_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
     if not batch.column("value").null_count:
         return batch
     return batch.filter(pc.is_null(header_column(batch.column("headers"), BARRIER_HEADER)))
-
-
-def _texts(column: Any) -> Any:
-    return pc.cast(column, pa.string())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from flinkish_spark.runtime.pins import CheckpointPins
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.tracking import CheckpointTracker
 from flinkish_spark.sinks.base import Committer
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,13 @@ class OwnedJob:
     manifest: ManifestWriter
 
     def close(self) -> None:
-        """Release connections."""
-        for committer in self.committers.values():
-            committer.close()
-        self.manifest.close()
+        """Release connections; what raises is logged, since everything that counts is done by now."""
+        closing = {name: committer.close for name, committer in self.committers.items()}
+        for name, close in (*closing.items(), ("manifest", self.manifest.close)):
+            try:
+                close()
+            except Exception as error:
+                LOG.warning("closing '%s' failed: %s: %s", name, type(error).__name__, error)
 
     def restore(self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks) -> None:
         """Tell hooks and statistics what the next start of the query goes on from.

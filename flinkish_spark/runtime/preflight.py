@@ -156,7 +156,8 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
             what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
             'or give the KafkaSource reader="python"',
         )
-    if any(isinstance(node.sink, DeltaSink) for node in graph.sinks):
+    parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
+    if any(isinstance(part, DeltaSink) for part in parts):
         require_delta(found.has_delta or has_delta_format(spark))
     return found
 
@@ -184,7 +185,7 @@ def _check_state(planned: PlannedJob) -> None:
 
 
 def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Refuse a uid that the user chose and a source needs for its dead letters."""
+    """Refuse a uid that the user chose and dead letters of a source or sink need."""
     declared = graph.uids()
     for sink in planned.sinks[len(graph.sinks) :]:
         if sink.uid in declared:
@@ -194,6 +195,15 @@ def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
                 what_to_do="choose another uid",
                 uid=sink.uid,
             )
+    for node in graph.sinks:
+        for uid, _ in node.sink.parts(node.uid):
+            if uid != node.uid and uid in declared:
+                raise GraphError(
+                    f"the uid '{uid}' is used twice",
+                    why=f"the dead letters of sink '{node.uid}' have that uid",
+                    what_to_do="choose another uid",
+                    uid=uid,
+                )
 
 
 def _check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
@@ -222,17 +232,17 @@ def _check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
 
 def _check_delta_paths(planned: PlannedJob) -> None:
     seen: dict[str, str] = {}
-    for sink in planned.sinks:
-        if not isinstance(sink.sink, DeltaSink):
+    for uid, sink in (part for one in planned.sinks for part in one.sink.parts(one.uid)):
+        if not isinstance(sink, DeltaSink):
             continue
-        path = _canonical(sink.sink.path)
+        path = _canonical(sink.path)
         if path in seen:
             raise GraphError(
-                f"the sinks '{seen[path]}' and '{sink.uid}' write the same Delta table {path}",
+                f"the sinks '{seen[path]}' and '{uid}' write the same Delta table {path}",
                 why="their commits of one checkpoint would conflict with each other",
                 what_to_do="union the streams, or use two tables",
             )
-        seen[path] = sink.uid
+        seen[path] = uid
 
 
 def _canonical(path: str) -> str:

@@ -284,6 +284,16 @@ class Sink(ABC):
         """Whether it writes through the JAR of this package."""
         return False
 
+    def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
+        """Return the sinks that write, each with its uid: this one, unless it is made of others.
+
+        Parameters
+        ----------
+        uid
+            The one that the user gave it.
+        """
+        return ((uid, self),)
+
     @abstractmethod
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse what cannot work, with one clear error, before anything starts."""

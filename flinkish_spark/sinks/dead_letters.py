@@ -1,39 +1,32 @@
 """Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint.
 
-Both are staged in one step, so a refused record is durable when the micro-batch is. Committables of the
-dead letters carry a mark and everything else of theirs unchanged: other sinks of the job look into
-committables to see what must be kept.
+Both are staged in one step, so a refused record is durable when the micro-batch is. How they are committed:
+:mod:`flinkish_spark.sinks.dead_letters_committer`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge import probe
-from flinkish_spark.bridge.delta_probe import has_delta_format
-from flinkish_spark.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.errors import ConfigError, EnvironmentFault
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.kafka.barrier_records import BarrierRecords
-from flinkish_spark.protocol.ids import CheckpointId, Lineage, checked_name
-from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import (
     Committer,
-    CompletedCheckpoint,
     Sink,
     SinkContext,
     SinkWriter,
     StageRequest,
     StageResult,
 )
-from flinkish_spark.sinks.delta import DeltaSink, require_delta
+from flinkish_spark.sinks.dead_letters_committer import DeadLetterCommitter, marked
 from flinkish_spark.sinks.two_phase import TwoPhaseCommitSink
 from flinkish_spark.sinks.two_phase_writer import StagedWithRefused, TwoPhaseWriter, batch_label
 
@@ -50,7 +43,6 @@ DEAD_LETTER_SCHEMA = T.StructType(
         T.StructField("batch", T.StringType(), False),
     ]
 )
-_MARK, _MARKED = "flinkish_part", "dead-letters"
 
 
 class DeadLettersDiffer(EnvironmentFault):
@@ -76,8 +68,8 @@ class WithDeadLetters(Sink):
 
     Notes
     -----
-    Dead letters commit before the records. If what `sink` staged is lost behind the decision and
-    replayed, dead letters of the replayed micro-batches may be there twice; records never are.
+    Dead letters commit shortly before the records. If what `sink` staged is lost behind the decision and
+    staged again, dead letters that are visible by then stay as they are, and do not come again.
 
     Examples
     --------
@@ -105,6 +97,13 @@ class WithDeadLetters(Sink):
                 what_to_do="leave barriers out",
             )
 
+        if isinstance(self.dead_letters, WithDeadLetters):
+            raise ConfigError(
+                "the sink of dead letters has dead letters itself",
+                why="its records are texts that any system takes; who refuses those, too, has lost them",
+                what_to_do="give it a sink that takes every text",
+            )
+
     @property
     def topics(self) -> tuple[str, ...]:
         """Topics of both."""
@@ -115,6 +114,10 @@ class WithDeadLetters(Sink):
         """Whether one of both does."""
         return self.sink.needs_shim or self.dead_letters.needs_shim
 
+    def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
+        """Return both, each under its uid."""
+        return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))
+
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse what either refuses, and a policy beside the dead letters."""
         if self.sink.on_refused is not OnBadRecord.FAIL:
@@ -123,8 +126,6 @@ class WithDeadLetters(Sink):
                 why="a refused record cannot both be kept and be left out",
                 what_to_do="leave on_refused as it is",
             )
-        if isinstance(self.dead_letters, DeltaSink):
-            require_delta(probe(spark).has_delta or has_delta_format(spark))
         self.sink.preflight(spark, context)
         self.dead_letters.preflight(spark, _dead_context(context))
 
@@ -138,20 +139,24 @@ class WithDeadLetters(Sink):
         dead_context = _dead_context(context)
         main = self.sink.create_committer(spark, context)
         dead = self.dead_letters.create_committer(spark, dead_context)
-        return _Committer(main, dead, context.uid, dead_context.uid)
+        return DeadLetterCommitter(main, dead, context.uid, dead_context.uid, context.folder)
 
 
-def _dead_context(context: SinkContext) -> SinkContext:
+def _dead_uid(uid: str) -> str:
+    """Return the uid of the dead letters of a sink; raise ConfigError if that is too long for one."""
     try:
-        uid = checked_name(f"{context.uid}.dead-letters", "sink uid")
+        return checked_name(f"{uid}.dead-letters", "sink uid")
     except ValueError as error:
         raise ConfigError(
-            f"the uid '{context.uid}' is too long for a sink with dead letters",
+            f"the uid '{uid}' is too long for a sink with dead letters",
             why=str(error),
             what_to_do="choose a shorter one",
         ) from error
+
+
+def _dead_context(context: SinkContext) -> SinkContext:
     folder = context.folder / "dead-letters"
-    return replace(context, uid=uid, schema=DEAD_LETTER_SCHEMA, folder=folder)
+    return replace(context, uid=_dead_uid(context.uid), schema=DEAD_LETTER_SCHEMA, folder=folder)
 
 
 class _Writer(SinkWriter):
@@ -164,8 +169,8 @@ class _Writer(SinkWriter):
             if not staged.refused_count:
                 return staged.result
             dead = self._stage_refused(request, staged)
-        marked = tuple({**payload, _MARK: _MARKED} for payload in dead.payloads)
-        return replace(staged.result, payloads=(*staged.result.payloads, *marked))
+        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
+        return replace(staged.result, payloads=(*staged.result.payloads, *letters))
 
     def _stage_refused(self, request: StageRequest, staged: StagedWithRefused) -> StageResult:
         rows = self._letters(request, staged.refused)
@@ -192,130 +197,3 @@ class _Writer(SinkWriter):
             F.xxhash64(*[F.lit(constant[n]) if n in constant else F.col(n) for n in names]).alias(C.HASH),
             *fields,
         )
-
-
-class _Committer(Committer):
-    """Splits committables between two committers and puts their answers together again."""
-
-    def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str) -> None:
-        self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
-        lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
-        self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
-
-    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit all dead letters, then the records up to the first dead letter that is not committed."""
-        main, dead = self._split(committables)
-        answers: dict[int, CommitAnswer] = _commit(self._dead, checkpoint, dead)
-        # What is lost must be a suffix: no record behind a lost dead letter is committed.
-        end = min((i for i in dead if i not in answers or not answers[i].outcome.is_done), default=None)
-        wanted = {i: c for i, c in main.items() if end is None or i < end}
-        answers |= _commit(self._main, checkpoint, wanted)
-        return _up_to_a_gap(answers, len(committables))
-
-    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Abort both."""
-        main, dead = self._split(committables)
-        answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
-        if dead:
-            given = (self._left_visible(answer) for answer in self._dead.abort(tuple(dead.values())))
-            answers |= dict(zip(dead, given, strict=True))
-        return [answers[i] for i in range(len(committables))]
-
-    def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
-        """Let dead letters be that were committed before records of their micro-batch were lost."""
-        if answer.outcome is not Outcome.FENCED:
-            return answer
-        LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
-        return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
-
-    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Ask both."""
-        found: dict[int, str] = {}
-        for committer, part in zip((self._main, self._dead), self._split(committables), strict=True):
-            places = list(part)
-            reasons = committer.why_dead(tuple(part.values())) if part else {}
-            found |= {places[index]: why for index, why in reasons.items()}
-        return found
-
-    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Sweep both."""
-        wanted = [self._unmarked(one) if self._is_dead_letter(one) else one for one in kept]
-        return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
-
-    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        """Complete both."""
-        return _both(lambda c: c.checkpoint_complete(completed), self._dead, self._main)
-
-    def why_not_superseded(self, target: CheckpointId) -> str:
-        """Ask both."""
-        return self._main.why_not_superseded(target) or self._dead.why_not_superseded(target)
-
-    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Take back in both."""
-        return _both(lambda c: c.supersede(target, lineage), self._dead, self._main)
-
-    def close(self) -> None:
-        """Close both."""
-        try:
-            self._main.close()
-        finally:
-            self._dead.close()
-
-    def _split(
-        self, committables: Sequence[Committable]
-    ) -> tuple[dict[int, Committable], dict[int, Committable]]:
-        """Return records and dead letters, by position."""
-        main = {i: c for i, c in enumerate(committables) if not self._is_dead_letter(c)}
-        dead = {i: self._unmarked(c) for i, c in enumerate(committables) if self._is_dead_letter(c)}
-        return main, dead
-
-    def _is_dead_letter(self, committable: Committable) -> bool:
-        return committable.sink == self._uid and committable.payload.get(_MARK) == _MARKED
-
-    def _unmarked(self, committable: Committable) -> Committable:
-        payload: dict[str, Any] = {k: v for k, v in committable.payload.items() if k != _MARK}
-        return Committable(self._dead_uid, payload)
-
-
-def _commit(
-    committer: Committer, checkpoint: CheckpointId, part: Mapping[int, Committable]
-) -> dict[int, CommitAnswer]:
-    if not part:
-        return {}
-    return dict(zip(part, committer.commit(checkpoint, tuple(part.values())), strict=False))
-
-
-def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
-    """Return the answers in order, ending with the first that is not done; LOST must come last."""
-    found: list[CommitAnswer] = []
-    for index in range(count):
-        if index not in answers:
-            break
-        found.append(answers[index])
-        if not found[-1].outcome.is_done:
-            break
-    if not found and count:
-        raise InternalError("a committer answered for none of its committables")
-    return found
-
-
-def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> CommitAnswer:
-    """Ask one after the other while each is done; put their answers together."""
-    answers: list[CommitAnswer] = []
-    for committer in committers:
-        answers.append(ask(committer))
-        if not answers[-1].outcome.is_done:
-            return answers[-1]
-    return CommitAnswer(_newest(a.outcome for a in answers), facts=_merged(answers))
-
-
-def _newest(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return COMMITTED if any call did something."""
-    return Outcome.COMMITTED if Outcome.COMMITTED in set(outcomes) else Outcome.ALREADY_COMMITTED
-
-
-def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for answer in answers:
-        facts |= answer.facts
-    return facts

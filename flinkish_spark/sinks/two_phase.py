@@ -5,11 +5,14 @@ The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.arguments import does_nothing_when_called
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.protocol.ids import CheckpointId
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Row, SparkSession
 
+#: What this package calls, and nobody awaits.
+_METHODS = (
+    *("begin", "write", "write_batch", "flush", "discard", "commit", "abort", "recover_and_commit"),
+    *("recover_and_abort", "why_lost", "list_open", "checkpoint_complete", "close"),
+)
 #: What a method that ends something may answer; None: it is done.
 Answer = CommitAnswer | Outcome | None
 
@@ -252,10 +260,25 @@ class TwoPhaseCommitSink(Sink):
                 why="it has neither write() nor write_batch()",
                 what_to_do="define write(self, handle, record)",
             )
+        for name in _METHODS:
+            why = does_nothing_when_called(getattr(own, name))
+            if why:
+                raise ConfigError(
+                    f"{name}() of the class {own.__name__} of sink '{context.uid}' would never run",
+                    why=why,
+                    what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
+                )
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
                 what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
+            )
+        given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
+            raise ConfigError(
+                f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
+                why="it names the exceptions that mean: call again",
+                what_to_do="give a tuple of exception classes, such as (OSError,)",
             )
         twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
         if twice:
@@ -276,6 +299,23 @@ class TwoPhaseCommitSink(Sink):
         from flinkish_spark.sinks.two_phase_committer import TwoPhaseCommitter
 
         return TwoPhaseCommitter(self, context)
+
+
+def own_copy(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
+    """Return a copy that shares nothing with `sink` that can be changed.
+
+    What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with
+    one is refused before the job starts.
+    """
+    try:
+        return copy.deepcopy(sink)
+    except Exception:
+        copied = copy.copy(sink)
+    for name, value in list(getattr(copied, "__dict__", {}).items()):
+        with contextlib.suppress(Exception):
+            # Not setattr, which a frozen dataclass refuses.
+            copied.__dict__[name] = copy.deepcopy(value)
+    return copied
 
 
 def check_serialisable(sink: TwoPhaseCommitSink, uid: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.failures import RepeatableUserError
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint, SinkContext
-from flinkish_spark.sinks.two_phase import Answer, TwoPhaseCommitSink
+from flinkish_spark.sinks.two_phase import Answer, TwoPhaseCommitSink, own_copy
 from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_tasks import SinkUnavailable
 
@@ -30,7 +29,7 @@ class TwoPhaseCommitter(Committer):
     """
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
-        self._sink, self._context = copy.copy(sink), context
+        self._sink, self._context = own_copy(sink), context
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit each, in the given order, stopping at the first that is not done."""
@@ -70,7 +69,13 @@ class TwoPhaseCommitter(Committer):
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Abort what the sink lists and nobody will decide."""
         job, mark = self._context.job, TransactionName.mark_of(self._context.uid)
-        listed = dict(self._call("list_open", TransactionName.prefix(job, mark)))
+        listed = self._call("list_open", TransactionName.prefix(job, mark))
+        if not (isinstance(listed, Mapping) and all(isinstance(name, str) for name in listed)):
+            raise RepeatableUserError(
+                f"list_open() of the sink '{self._context.uid}' returned a {type(listed).__name__}",
+                what_to_do="return a dict: for each transaction's name what abort() takes",
+                uid=self._context.uid,
+            )
         if not listed:
             return 0
         # This order matters: a block that is leased after the listing has nothing in it.

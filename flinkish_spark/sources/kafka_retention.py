@@ -52,13 +52,18 @@ class TopicKeeping:
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
         return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether superseded records go at all."""
+        return _COMPACT in self.policies
+
     def deletes_before(self, needed_ms: int) -> bool:
         """Whether records may be gone that are younger than `needed_ms`."""
         return _DELETE in self.policies and self.retention_ms is not None and self.retention_ms < needed_ms
 
     def compacts_before(self, needed_ms: int) -> bool:
         """Whether superseded records may be gone that are younger than `needed_ms`."""
-        return _COMPACT in self.policies and self.compaction_lag_ms < needed_ms
+        return self.is_compacted and self.compaction_lag_ms < needed_ms
 
 
 def check_topic_retention(

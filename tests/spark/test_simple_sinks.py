@@ -27,7 +27,7 @@ def test_all_four_see_every_row_of_every_checkpoint(spark, tmp_path, capfd) -> N
         uid="together",
     )
     totals.sink_to(PrintSink("totals> "), uid="print")
-    client = run_for(env, 3)
+    client = run_for(env, 2)
     assert check_each_once(memory.rows()) == rows(client, "memory") > 0
     wanted = memory.by_checkpoint()
     assert {c: Counter(found) for c, found in together.items()} == {c: Counter(r) for c, r in wanted.items()}
@@ -51,7 +51,7 @@ def test_a_function_that_fails_gets_the_same_checkpoint_again(spark, tmp_path) -
     totals = totals_of(env)
     totals.sink_to(memory, uid="memory")
     totals.sink_to(ForeachCheckpointSink(take), uid="take")
-    client = run_for(env, 3)
+    client = run_for(env, 2)
     assert client.progress.restarts == 1 and seen[1] == seen[2]
     assert check_each_once(row for _, found in [seen[0], *seen[2:]] for row in found) == len(memory.rows())
 

@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flinkish_spark.audit.decided import BatchName
 from flinkish_spark.audit.origins import (
     OriginNames,
     OriginReader,
     header_column,
     json_columns,
     key_hashes,
+    texts,
 )
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.kafka.record_batch import HEADERS_TYPE
@@ -119,3 +121,15 @@ def test_keys_are_told_apart_and_so_are_places() -> None:
     assert hashes[0] == hashes[2] and len(set(hashes.tolist())) == 3
     assert len(key_hashes(keys.slice(0, 0), np.zeros(0, np.int64))) == 0
     assert header_column(pa.array([], HEADERS_TYPE), "x").to_pylist() == []
+
+
+def test_a_header_that_is_no_text_is_one_of_somebody_else() -> None:
+    """One such record of a stranger's does not end the audit."""
+    foreign = [{"key": "_topic", "value": b"\xff"}, *headers(partition=0, offset=7)]
+    found = OriginReader(NAMES, PLACES).of_records(
+        records([b"x", b"x"], [foreign, headers(topic="in", partition=0, offset=1)])
+    )
+    assert places(found) == [(-1, 7, True), (0, 1, True)]
+    label = texts(pa.array([b"\xff/1", b"0/1", None]))
+    assert [BatchName.of(one) if one else None for one in label.to_pylist()][0::2] == [None, None]
+    assert BatchName.of("0/" + "9" * 5_000) is None and str(BatchName.of("0/1")) == "0/1"

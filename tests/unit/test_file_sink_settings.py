@@ -20,6 +20,7 @@ from flinkish_spark import (
     FileSink,
     MetastorePartition,
     PartitionCommit,
+    PartitionPolicy,
     PartitionTime,
     ProcessTime,
     RollingPolicy,
@@ -27,9 +28,11 @@ from flinkish_spark import (
     SuccessFile,
 )
 from flinkish_spark.errors import ConfigError, SchemaError
-from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.sinks.files.buckets import values_of
+from flinkish_spark.sinks.files.committer import CommitSettings
 from flinkish_spark.sinks.files.disk import Disk
 from flinkish_spark.sinks.files.formats import check_columns
 from flinkish_spark.sinks.files.ledger import OpenPartition, State
@@ -38,7 +41,7 @@ from flinkish_spark.sinks.files.names import PartName, SinkFiles, StagedId, is_h
 from flinkish_spark.sinks.files.progress import advance
 from flinkish_spark.sinks.files.rolling import Chunk, RollAll, roll
 from flinkish_spark.sinks.files.sink import local_path
-from tests.file_sink_rig import JOB, completed
+from tests.file_sink_rig import JOB, Rig, completed
 
 FIELDS = T.StructType().add("id", "long").add("name", "string").add("tags", T.ArrayType(T.StringType()))
 HOUR_MS = 3_600_000
@@ -86,6 +89,10 @@ def test_settings_that_cannot_be_used_are_refused_where_they_are_made(settings, 
         FileSink(**{"path": "/lake/out", **settings})
 
 
+class Async(PartitionPolicy):
+    async def commit(self, partition, spark): ...
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -98,16 +105,21 @@ def test_settings_that_cannot_be_used_are_refused_where_they_are_made(settings, 
         lambda: DateTimeBuckets("yyyy-QQ"),
         lambda: DateTimeBuckets("--"),
         lambda: DateTimeBuckets("yyyy/MM"),
+        lambda: DateTimeBuckets("yyyy-MM-dd--dd"),
         lambda: DateTimeBuckets(zone="Mars/Olympus"),
         lambda: DateTimeBuckets(name=".dt"),
         lambda: ExpressionBuckets("x", 5),
         lambda: SuccessFile("a/b"),
+        lambda: SuccessFile(".."),
+        lambda: SuccessFile("a\0b"),
         lambda: ProcessTime(-1),
         lambda: PartitionTime("{dt", delay_ms=0),
         lambda: PartitionTime(zone="nowhere"),
+        lambda: PartitionTime(watermark=5),
         lambda: PartitionCommit(trigger=SuccessFile()),
         lambda: PartitionCommit(policies=()),
         lambda: PartitionCommit(policies=(5,)),
+        lambda: PartitionCommit(policies=(Async(),)),
         lambda: PartitionCommit(at_final="WAIT"),
     ],
 )
@@ -278,8 +290,25 @@ def test_a_watermark_of_the_user_s_takes_the_place_of_the_data_s() -> None:
     assert due == ["dt=2026-03-01/hour=07"]
 
 
+@pytest.mark.parametrize(
+    "watermark", [lambda completed: "2026", lambda completed: 1 / 0, lambda completed: True, lambda: 5]
+)
+def test_a_watermark_that_fails_is_asked_again(tmp_path, watermark) -> None:
+    """Not an unknown error in the middle of a completion: data is visible by then."""
+    trigger = PartitionTime("{dt} 00:00", watermark=watermark)
+    settings = CommitSettings(partition_commit=PartitionCommit(trigger), assigners=(ColumnBuckets("dt"),))
+    rig = Rig(tmp_path, settings)
+    rig.committer().commit(CheckpointId(1), [rig.stage({"dt=2026-03-01": ["a"]})])
+    answer = rig.committer().checkpoint_complete(completed(1))
+    assert answer.outcome is Outcome.RETRY and "watermark of PartitionTime" in answer.detail
+    assert rig.lines() == ["a"]
+
+
 def test_partition_times_that_name_no_folder_are_refused() -> None:
     by_country = (ColumnBuckets("country"),)
+    for pattern in ("{country.x} 00:00", "{country[0]} 00:00"):
+        with pytest.raises(ConfigError, match="cannot be told from its folders"):
+            PartitionTime(pattern).check(by_country, "out")
     for trigger in (PartitionTime("{dt} 00:00"), PartitionTime("2026-01-01"), PartitionTime()):
         with pytest.raises(ConfigError, match="cannot be told from its folders"):
             trigger.check(by_country, "out")

@@ -103,7 +103,17 @@ def test_memory_goes_by_checkpoint_and_forgets_by_rewind_and_by_name(tmp_path) -
     assert sink.rows() == [] == MemorySink("nobody's").rows()
 
 
-WRONG = [lambda: MemorySink(""), lambda: ForeachSink("no function"), lambda: ForeachCheckpointSink(None)]
+async def nobody_awaits(row, checkpoint): ...
+
+
+def nobody_goes_through(rows, checkpoint):
+    yield from rows
+
+
+WRONG = [
+    lambda: MemorySink(""), lambda: ForeachSink("no function"), lambda: ForeachCheckpointSink(None),
+    lambda: ForeachSink(nobody_awaits), lambda: ForeachCheckpointSink(nobody_goes_through),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", [*WRONG, lambda: PrintSink(7)])

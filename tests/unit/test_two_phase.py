@@ -25,7 +25,9 @@ from flinkish_spark.errors import (
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, TaskAck
 from flinkish_spark.runtime.failures import RepeatableUserError, classify
+from flinkish_spark.runtime.owned import OwnedJob
 from flinkish_spark.sinks import two_phase_tasks
+from flinkish_spark.sinks.two_phase import check_serialisable
 from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_rows import in_utc, record_as_json, records_of
 from flinkish_spark.sinks.two_phase_tasks import Refusals, SinkUnavailable, StageTransaction
@@ -45,11 +47,18 @@ def name(epoch=3, block=1, task=0, attempt=9, job=JOB, mark=MARK) -> str:
     return str(TransactionName(job, mark, OwnerEpoch(epoch), block, task, attempt))
 
 
+class Notes(list):
+    """What a test looks at: one for all copies of a sink."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 class Recording(TwoPhaseCommitSink):
     """Notes what it is told, answers what the test wants."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple] = []
+        self.calls: list[tuple] = Notes()
         self.answer: object = None
         self.open: dict = {}
 
@@ -144,7 +153,7 @@ def test_what_a_commit_answers(answer, outcome) -> None:
     (given,) = committer_of(sink).commit(CHECKPOINT, [committable()])
     assert given.outcome is outcome
     if isinstance(answer, CommitAnswer):
-        assert given is answer
+        assert given == answer
     if outcome is Outcome.RETRY:
         assert str(answer).rstrip(".") in given.detail
 
@@ -208,6 +217,81 @@ def test_the_committing_side_has_a_copy_of_its_own() -> None:
     sink = Connecting()
     committer_of(sink).commit(CHECKPOINT, [committable()])
     assert not hasattr(sink, "connection")
+
+
+def test_what_it_caches_in_a_dict_does_not_travel_to_tasks() -> None:
+    """A plain copy shares the dict that __init__ made: the next micro-batch would pickle a connection."""
+
+    class Caching(Recording):
+        def __init__(self) -> None:
+            super().__init__()
+            self.connections: dict = {}
+
+        def commit(self, stored, checkpoint):
+            self.connections["x"] = threading.Lock()
+
+    sink = Caching()
+    committer_of(sink).commit(CHECKPOINT, [committable()])
+    assert sink.connections == {}
+    check_serialisable(sink, "ledger")
+
+
+def test_a_sink_of_which_a_part_cannot_be_copied_is_copied_all_the_same() -> None:
+    sink = Recording()
+    sink.json, sink.cache = json, {}
+    copied = committer_of(sink)._sink
+    assert copied.json is json and copied.cache is not sink.cache
+
+
+@pytest.mark.parametrize("listed", [None, ["a"], 7, {1: "it"}])
+def test_a_list_of_open_transactions_that_is_none_is_an_error_of_the_sink(listed) -> None:
+    sink = Recording()
+    sink.open = listed
+    with pytest.raises(RepeatableUserError, match=r"list_open\(\) of the sink 'ledger' returned"):
+        committer_of(sink).sweep([], frozenset)
+
+
+@pytest.mark.parametrize("given", [[OSError], OSError, (OSError, "sqlite3.Error"), (BaseException,)])
+def test_exceptions_that_cannot_be_caught_are_refused_before_a_start(given) -> None:
+    """Else the first outage would be a TypeError that hides it."""
+    sink = Recording()
+    sink.retry_on = given
+    if given is OSError:
+        sink.preflight(None, context())
+        return
+    with pytest.raises(ConfigError, match="retry_on"):
+        sink.preflight(None, context())
+
+
+def test_a_close_that_fails_keeps_nobody_else_s_connection_open(caplog) -> None:
+    """And the job that has ended well has ended well."""
+    closed: list[str] = []
+
+    class Stuck(Recording):
+        def close(self):
+            closed.append("stuck")
+            raise ConnectionError("reset by peer")
+
+    fine = SimpleNamespace(close=lambda: closed.append("fine"))
+    parts = {"stuck": committer_of(Stuck()), "fine": fine}
+    OwnedJob(*[None] * 5, committers=parts, tracker=None, manifest=fine).close()
+    assert closed == ["stuck", "fine", "fine"] and "closing 'stuck' failed" in caplog.text
+
+
+async def _async(self, *given): ...
+
+
+def _generator(self, *given):
+    yield
+
+
+@pytest.mark.parametrize("method", ["write", "write_batch", "commit", "close"])
+@pytest.mark.parametrize("function", [_async, _generator])
+def test_methods_that_nobody_would_run_are_refused_before_a_start(method, function) -> None:
+    """A call only makes a coroutine: no record would be written, and nobody would hear of it."""
+    sink = type("Async", (Recording,), {method: function})()
+    with pytest.raises(ConfigError, match=rf"{method}\(\) of the class Async .*would never run.*function"):
+        sink.preflight(None, context())
 
 
 def test_it_says_which_task_a_committable_is_of_and_why_it_is_dead() -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
 from flinkish_spark import BarrierRecords, DeltaSink, KafkaSink, OnBadRecord, Outcome, WithDeadLetters
 from flinkish_spark.config import CheckpointConfig
-from flinkish_spark.errors import ConfigError, EnvironmentFault
+from flinkish_spark.errors import ConfigError, EnvironmentFault, GraphError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
-from flinkish_spark.sinks.base import Committer, Sink
+from flinkish_spark.runtime.preflight import _check_delta_paths, _check_sink_uids
+from flinkish_spark.sinks.base import Committer, CompletedCheckpoint, Sink
+from flinkish_spark.sinks.dead_letters_committer import marked
 from tests.sinks import sink_context_of
 from tests.unit.test_two_phase import SCHEMA, Recording
 
 CHECKPOINT = CheckpointId(8)
+COMPLETED = CompletedCheckpoint(CHECKPOINT, 1, CheckpointPurpose.PERIODIC)
 
 
 @dataclass
@@ -82,20 +87,26 @@ def context(uid="ledger"):
     return sink_context_of(JobUuid("a" * 32), OwnerEpoch(1), uid, SCHEMA, CheckpointConfig())
 
 
-def both(main=None, dead=None):
-    """A composite of two scripted committers."""
-    mine, theirs = Scripted(main or {}), Scripted(dead or {})
-    sink = Main()
-    sink.committer = mine
-    return WithDeadLetters(sink, Scripting(theirs)).create_committer(None, context()), mine, theirs
+@pytest.fixture
+def both(tmp_path):
+    """Makes a composite of two scripted committers, of a process of its own."""
+
+    def make(main=None, dead=None):
+        mine, theirs = Scripted(main or {}), Scripted(dead or {})
+        sink = Main()
+        sink.committer = mine
+        mine_too = replace(context(), folder=tmp_path)
+        return WithDeadLetters(sink, Scripting(theirs)).create_committer(None, mine_too), mine, theirs
+
+    return make
 
 
 def record(name) -> Committable:
     return Committable("ledger", {"id": name})
 
 
-def letter(name) -> Committable:
-    return Committable("ledger", {"id": name, "flinkish_part": "dead-letters"})
+def letter(name, batch="") -> Committable:
+    return Committable("ledger", marked({"id": name}, batch or f"0/{name[1]}"))
 
 
 EPOCH = [record("m1"), letter("d1"), record("m2"), letter("d2")]
@@ -113,7 +124,9 @@ EPOCH = [record("m1"), letter("d1"), record("m2"), letter("d2")]
         ({}, {"d1": Outcome.FENCED}, ["COMMITTED", "FENCED"], ["m1"]),
     ],
 )
-def test_answers_are_those_of_both_up_to_the_first_that_is_not_done(main, dead, answers, committed) -> None:
+def test_answers_are_those_of_both_up_to_the_first_that_is_not_done(
+    both, main, dead, answers, committed
+) -> None:
     committer, mine, theirs = both(main, dead)
     assert [a.outcome.name for a in committer.commit(CHECKPOINT, EPOCH)] == answers
     # Each is asked once, for all that it has: some sinks commit a checkpoint as a whole.
@@ -121,14 +134,49 @@ def test_answers_are_those_of_both_up_to_the_first_that_is_not_done(main, dead, 
     assert mine.calls == [("commit", [("ledger", {"id": m}) for m in committed])]
 
 
-def test_nothing_is_asked_for_nothing() -> None:
+def test_dead_letters_that_are_visible_stay_when_records_of_theirs_are_staged_again(both) -> None:
+    """They are neither committed again nor aborted, also by another process; those behind are committed."""
+    committer, _, theirs = both({"m2": Outcome.LOST})
+    outcomes = [a.outcome.name for a in committer.commit(CHECKPOINT, EPOCH)]
+    assert outcomes == ["COMMITTED", "COMMITTED", "LOST"] and len(theirs.calls) == 1
+    committer, mine, theirs = both()
+    assert [a.outcome.name for a in committer.abort(EPOCH[2:])] == ["COMMITTED", "ALREADY_COMMITTED"]
+    assert [call for call, _ in mine.calls] == ["abort"] and not theirs.calls
+    again = [*EPOCH[:2], record("m2-again"), letter("d2-again"), record("m3"), letter("d3")]
+    for _ in range(2):
+        assert all(a.outcome.is_done for a in committer.commit(CHECKPOINT, again))
+    assert {call: [p["id"] for _, p in ids] for call, ids in theirs.calls} == {"commit": ["d3"]}
+    # What was staged again is of nobody then: a replay that is given up aborts it.
+    assert committer.abort([letter("d2-again")])[0].outcome is Outcome.COMMITTED
+    assert theirs.calls[-1][0] == "abort"
+    committer.checkpoint_complete(replace(COMPLETED, checkpoint=CheckpointId(9)))
+    assert committer.abort([letter("d2")])[0].outcome is Outcome.COMMITTED, "confirmed"
+
+
+def test_a_repetition_asks_for_all_dead_letters_again(both) -> None:
+    """A sink that commits a checkpoint as a whole would not know a part of it; and its facts are wanted."""
+    for _ in range(2):
+        committer, _, theirs = both()
+        assert all(a.outcome.is_done for a in committer.commit(CHECKPOINT, EPOCH))
+        assert [[p["id"] for _, p in ids] for _, ids in theirs.calls] == [["d1", "d2"]]
+
+
+def test_a_micro_batch_that_is_committed_in_part_is_told_apart_by_task(both) -> None:
+    committer, mine, theirs = both()
+    mine.task_of = theirs.task_of = lambda one: 3
+    assert [committer.task_of(one) for one in (record("m1"), letter("d1"))] == [3, -4]
+    theirs.task_of = lambda one: None
+    assert committer.task_of(letter("d1")) is None
+
+
+def test_nothing_is_asked_for_nothing(both) -> None:
     committer, mine, theirs = both()
     assert len(committer.commit(CHECKPOINT, [record("m1")])) == 1 and not theirs.calls
     assert len(committer.abort([letter("d1")])) == 1 and len(mine.calls) == 1
     assert committer.why_dead([]) == {} and committer.task_of(record("m1")) is None
 
 
-def test_aborts_and_deaths_are_found_by_position() -> None:
+def test_aborts_and_deaths_are_found_by_position(both) -> None:
     committer, _, _ = both({"m2": Outcome.RETRY}, {"d1": Outcome.FENCED})
     answers = [a.outcome.name for a in committer.abort(EPOCH)]
     # Dead letters were committed before records of their micro-batch were lost: they stay.
@@ -136,7 +184,7 @@ def test_aborts_and_deaths_are_found_by_position() -> None:
     assert dict(committer.why_dead(EPOCH)) == {1: "gone", 2: "gone"}
 
 
-def test_a_sweep_tells_both_what_is_kept_as_they_know_it() -> None:
+def test_a_sweep_tells_both_what_is_kept_as_they_know_it(both) -> None:
     committer, mine, theirs = both()
     other = Committable("other", {"transactional_id": "x", "flinkish_part": "dead-letters"})
     assert committer.sweep([record("m1"), letter("d1"), other], frozenset) == 2
@@ -144,12 +192,12 @@ def test_a_sweep_tells_both_what_is_kept_as_they_know_it() -> None:
     assert mine.calls == theirs.calls == [("sweep", wanted)]
 
 
-def test_a_checkpoint_is_complete_when_both_say_so() -> None:
+def test_a_checkpoint_is_complete_when_both_say_so(both) -> None:
     committer, _, _ = both({"complete": Outcome.COMMITTED}, {})
-    answer = committer.checkpoint_complete(None)
+    answer = committer.checkpoint_complete(COMPLETED)
     assert answer.outcome is Outcome.COMMITTED and answer.facts == {"0": 1, "1": 1}
     committer, _, _ = both({}, {"complete": Outcome.RETRY})
-    assert committer.checkpoint_complete(None).outcome is Outcome.RETRY
+    assert committer.checkpoint_complete(COMPLETED).outcome is Outcome.RETRY
     assert both({"supersede": Outcome.LOST})[0].why_not_superseded(CHECKPOINT) == "no history"
     assert both()[0].why_not_superseded(CHECKPOINT) == ""
 
@@ -171,6 +219,8 @@ def test_what_cannot_be_combined_is_refused() -> None:
         WithDeadLetters(DeltaSink("/lake/a"), DeltaSink("/lake/b"))
     with pytest.raises(ConfigError, match="dead_letters is a str"):
         WithDeadLetters(Recording(), "/lake/b")
+    with pytest.raises(ConfigError, match="has dead letters itself"):
+        WithDeadLetters(Recording(), WithDeadLetters(Recording(), DeltaSink("/lake/b")))
     picky = Recording()
     picky.on_refused = OnBadRecord.DROP
     with pytest.raises(ConfigError, match="leave on_refused"):
@@ -182,6 +232,23 @@ def test_topics_and_the_jar_are_those_of_both() -> None:
     sink = WithDeadLetters(Recording(), KafkaSink("host:9092", "refused"))
     assert sink.topics == ("refused",) and sink.needs_shim
     assert not WithDeadLetters(Recording(), DeltaSink("/lake/b")).needs_shim
+    assert [uid for uid, _ in sink.parts("ledger")] == ["ledger", "ledger.dead-letters"]
+
+
+def planned(*sinks):
+    return SimpleNamespace(sinks=[SimpleNamespace(uid=uid, sink=sink) for uid, sink in sinks])
+
+
+def test_what_is_inside_a_sink_is_looked_at_before_a_start() -> None:
+    """One table for two sinks, and a uid that the dead letters have."""
+    inner = WithDeadLetters(Recording(), DeltaSink("/lake/a"))
+    with pytest.raises(GraphError, match=r"'ledger.dead-letters' and 'copy' write the same Delta table"):
+        _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/x/../a"))))
+    _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/b"))))
+    nodes = planned(("ledger", inner), ("ledger.dead-letters", DeltaSink("/lake/b"))).sinks
+    graph = SimpleNamespace(sinks=nodes, uids=lambda: tuple(node.uid for node in nodes))
+    with pytest.raises(GraphError, match=r"'ledger.dead-letters' is used twice"):
+        _check_sink_uids(graph, planned())
 
 
 @pytest.mark.parametrize("main,dead,shorter", [(None, None, None), (None, 9, 9), (7, None, 7), (7, 9, 7)])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The column that keeps parts apart while Spark merges them; no field may begin like it.
 _PART = "_fs_part"
+#: A path is no pattern, whatever is in its names; and no setting of the session may leave out a file.
+_READ = {"__globPaths__": "false", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 
 
 class NotMergedError(EnvironmentFault):
@@ -143,7 +145,8 @@ class SparkMerger:
         from pyspark.sql import types as T
 
         schema = T.StructType([*self.schema.fields, T.StructField(_PART, T.IntegerType())])
-        rows = self.spark.read.format(self.kind.value).schema(schema).load(f"file://{attempt / 'in'}")
+        reader = self.spark.read.format(self.kind.value).schema(schema).options(**_READ)
+        rows = reader.load(f"file://{attempt / 'in'}")
         writer = rows.repartition(parts, _PART).write.format(self.kind.value).options(**self.options)
         writer.option("maxRecordsPerFile", 0).partitionBy(_PART).save(f"file://{attempt / 'out'}")
 

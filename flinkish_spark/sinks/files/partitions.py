@@ -17,7 +17,7 @@ from string import Formatter
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from flinkish_spark.arguments import refused_as_config_errors, with_methods_of
+from flinkish_spark.arguments import does_nothing_when_called, refused_as_config_errors, with_methods_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.sinks.base import CompletedCheckpoint
@@ -78,7 +78,8 @@ class SuccessFile(PartitionPolicy):
     name: str = "_SUCCESS"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or "/" in self.name:
+        usable = isinstance(self.name, str) and self.name not in ("", ".", "..")
+        if not usable or any(character in self.name for character in "/\0"):
             raise ConfigError(
                 f"a success file cannot be called {self.name!r}", what_to_do="leave it out for _SUCCESS"
             )
@@ -169,7 +170,8 @@ class PartitionTime:
         Of the pattern's times.
     watermark
         Returns the watermark in milliseconds since 1970, or None if there is none yet. Left out, the greatest
-        partition time in decided data stands in for it.
+        partition time in decided data stands in for it. While it raises, or returns anything else, it is
+        asked again, and no checkpoint completes.
 
     Examples
     --------
@@ -186,6 +188,11 @@ class PartitionTime:
     def __post_init__(self) -> None:
         with refused_as_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        if not (self.watermark is None or callable(self.watermark)):
+            raise ConfigError(
+                f"the watermark of PartitionTime is {self.watermark!r}",
+                what_to_do="give a function: PartitionTime(watermark=lambda completed: ...)",
+            )
         try:
             ZoneInfo(self.zone)
             if self.pattern is not None:
@@ -213,7 +220,8 @@ class PartitionTime:
         """Refuse a pattern that names other folders; raise ConfigError."""
         names = [name for one in assigners for name in one.names]
         parts = [] if self.pattern is None else Formatter().parse(self.pattern)
-        used = [field.split(".")[0].split("[")[0] for _, field, _, _ in parts if field is not None]
+        used = [field for _, field, _, _ in parts if field is not None]
+        # "{dt.x}" and "{dt[0]}" would be looked up in the value.
         wrong = [field for field in used if field not in names]
         nothing = self.pattern is None and not any(isinstance(one, DateTimeBuckets) for one in assigners)
         if wrong or nothing or (self.pattern is not None and not used):
@@ -278,6 +286,13 @@ class PartitionCommit:
             )
         for policy in self.policies:
             with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
+            why = does_nothing_when_called(policy.commit)
+            if why:
+                raise ConfigError(
+                    f"commit() of the policy {type(policy).__name__} would never run",
+                    why=why,
+                    what_to_do="define it with `def` and without `yield`",
+                )
         with refused_as_config_errors(_LEAVE_OUT):
             checked_choice("at_final", self.at_final, AtFinal)
 

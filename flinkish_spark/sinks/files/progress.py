@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.sinks.base import CompletedCheckpoint
 from flinkish_spark.sinks.files.buckets import BucketAssigner
 from flinkish_spark.sinks.files.ledger import OpenPartition, State
 from flinkish_spark.sinks.files.partitions import AtFinal, PartitionCommit, ProcessTime
 from flinkish_spark.sinks.files.rolling import Chunk
+
+
+class WatermarkFailed(EnvironmentFault):
+    """A user's watermark raised or is no time; it is asked again."""
+
+    restartable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,11 @@ def advance(
         Chunks committed since `state`.
     setting
         None for a sink that commits no partitions; those that wait are kept for a later start.
+
+    Raises
+    ------
+    WatermarkFailed
+        There is no telling which partitions are complete.
     """
     now_ms = completed.decided_at_ms
     if setting is None:
@@ -64,7 +76,7 @@ def advance(
         times = {p: trigger.time_ms(p.bucket, assigners) for p in waiting}
         seen = [t for t in (state.seen_ms, *times.values()) if t is not None]
         seen_ms = max(seen) if seen else None
-        watermark = seen_ms if trigger.watermark is None else trigger.watermark(completed)
+        watermark = seen_ms if trigger.watermark is None else _asked(trigger.watermark, completed)
         due = tuple(
             p
             for p, time_ms in times.items()
@@ -73,3 +85,17 @@ def advance(
     if completed.purpose.is_final and setting.at_final is AtFinal.COMMIT:
         due = waiting
     return PartitionProgress(waiting, due, seen_ms)
+
+
+def _asked(
+    watermark: Callable[[CompletedCheckpoint], int | None], completed: CompletedCheckpoint
+) -> int | None:
+    try:
+        found = watermark(completed)
+    except Exception as error:
+        raise WatermarkFailed(f"the watermark of PartitionTime: {type(error).__name__}: {error}") from error
+    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
+        return found
+    raise WatermarkFailed(
+        f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
+    )

@@ -15,6 +15,7 @@ from flinkish_spark.errors import ConfigError, EnvironmentFault
 from flinkish_spark.protocol.limits import checked_choice
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.sinks.files import formats
+from flinkish_spark.sinks.files.bucket_checks import check_folders
 from flinkish_spark.sinks.files.buckets import BucketAssigner, checked_assigners
 from flinkish_spark.sinks.files.committer import CommitSettings, CommitterParts, FileCommitter
 from flinkish_spark.sinks.files.disk import Disk
@@ -116,6 +117,7 @@ class FileSink(Sink):
         """Refuse fields, folders and tables that do not fit, and a path that cannot be written."""
         for assigner in self._assigners:
             assigner.check(context.schema, context.uid)
+        check_folders(self._assigners, context.schema, spark, context.uid)
         folders = [name for one in self._assigners for name in one.names]
         formats.check_columns(self.format, context.schema, folders, context.uid)
         if self._merges:
