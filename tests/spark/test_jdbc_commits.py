@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
@@ -120,6 +121,30 @@ def test_jobs_and_sinks_share_a_control_table(database, tmp_path) -> None:
         answer = commit(sink, context_of(tmp_path, uid=uid), 1, staged(tmp_path, [(1, uid)]))
         assert answer.outcome is Outcome.COMMITTED
     assert sorted(database.newest()) == [("one", 1, 1), ("two; --", 1, 1)]
+
+
+@pytest.mark.parametrize("harm", ["DROP TABLE flinkish_checkpoints", "DELETE FROM flinkish_checkpoints"])
+def test_a_control_row_that_is_gone_stops_the_job(database, tmp_path, harm) -> None:
+    """It is the evidence of what is in: made anew it would let a repeated commit write everything again."""
+    sink, context = database.sink(create_table=True), context_of(tmp_path)
+    given = staged(tmp_path, [(1, "a")])
+    running = committer_of(sink, context)
+    assert running.commit(CheckpointId(1), [given])[0].outcome is Outcome.COMMITTED
+    database.run(harm)
+    with pytest.raises(EnvironmentFault) as caught:
+        running.commit(CheckpointId(1), [given])
+    assert not caught.value.restartable
+    lost = staged(tmp_path, [(2, "b")], batch=1)
+    lose(tmp_path, lost)
+    for one in (given, lost):
+        with pytest.raises(EnvironmentFault, match="the row of sink 'out' is gone from the control table"):
+            commit(sink, context_of(tmp_path, epoch=2), 1, one)
+    assert database.table() == [(1, "a")]
+    row = f"INSERT INTO flinkish_checkpoints VALUES ('{context.job}', 'out', 1, 0, '{{}}')"
+    database.run(row)
+    assert commit(sink, context, 1, given).outcome is Outcome.ALREADY_COMMITTED
+    # Another control table begins anew.
+    assert commit(database.sink(control_table="c"), context, 2, given).outcome is Outcome.COMMITTED
 
 
 def lose(tmp_path: Path, committable) -> None:
