@@ -9,8 +9,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.bridge.delta_alignment import aligned_columns
 from flinkish_spark.bridge.delta_errors import DeltaRefused
-from flinkish_spark.bridge.delta_rows import DeltaRows, aligned_columns
+from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.delta_modes import (
@@ -98,7 +99,8 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
-            found = empty.select(F.expr(mode.delete_when)).schema.fields[0].dataType
+            # Beside the columns: an aggregate is no condition on one record.
+            found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
         except Exception as error:
             raise _bad_condition(mode.delete_when, context, str(error).split("\n")[0]) from error
         if not isinstance(found, T.BooleanType):

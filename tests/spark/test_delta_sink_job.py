@@ -47,7 +47,7 @@ class Job:
         self.job_dir = JobDir(LocalStore(root / "job"))
 
     def environment(self):
-        checkpoint = CheckpointConfig(interval_ms=4_000)
+        checkpoint = CheckpointConfig(interval_ms=2_500)
         env = environment(self.spark, self.root / "job", trigger_interval_ms=100, checkpoint=checkpoint)
         stream = env.from_dataframe(numbers(self.spark), uid="numbers")
         for uid, sink in self.sinks.items():
