@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
 from flinkish_spark.bridge.delta_files import HadoopFiles, PublicFiles
-from flinkish_spark.errors import BadRecordError
+from flinkish_spark.errors import BadRecordError, SchemaError
 from flinkish_spark.protocol.outcomes import Outcome
 from tests.delta_rig import DeltaRig
 
@@ -129,6 +129,20 @@ def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, 
     assert rig.versions == 3
 
 
+def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, p STRING", mode=OverwritePartitions())
+    rig.sql("CREATE TABLE {t} (id BIGINT, p STRING) USING delta PARTITIONED BY (p)")
+    staged = rig.stage(0, [(1, "x")])
+    rig.sql("CREATE OR REPLACE TABLE {t} USING delta AS SELECT 8L AS id, 'theirs' AS p")
+    assert "partitioning changed" in rig.committer.why_dead(staged)[0]
+    lost = rig.commit(1, staged)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted
+    for writer in DeltaWriter.NATIVE, DeltaWriter.PORTABLE:
+        with pytest.raises(SchemaError, match="it has no partitions"):
+            rig.other(writer=writer).stage(1, [(1, "x")])
+    assert rig.rows() == Counter([(8, "theirs")])
+
+
 @pytest.mark.parametrize("mode", [None, BY_ID, OverwritePartitions()])
 def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) -> None:
     """Of two that commit one checkpoint, one does; a stranger's rows are not lost."""
@@ -174,17 +188,46 @@ def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode
     rig.put(1, [(1, "a", "x")])
     staged = rig.stage(5, [(2, "b", "x")]) + rig.stage(6, [(3, "c", "x")])
     assert not rig.committer.why_dead(staged)
-    names = {p for p in tmp_path.rglob("*.parquet")}
-    victim = next(p for p in names if p.name in str(staged[1].payload))
     done = rig.stage(7, [(4, "d", "x")])
     assert rig.commit(2, done).outcome is Outcome.COMMITTED
+    cut, victim = (file_of(staged[n], tmp_path) for n in (0, 1))
     victim.unlink()
     assert list(rig.committer.why_dead(staged)) == [1]
     lost = rig.other().commit(3, staged)
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and victim.name in lost.detail
+    # A part of a file is no file.
+    damage(cut, cut.read_bytes()[:-1])
+    assert list(rig.committer.why_dead(staged)) == [0, 1]
+    lost = rig.commit(3, staged[:1])
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and cut.name in lost.detail
     # The marker goes before the evidence: what is in the table is not lost.
     assert rig.commit(2, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows("id") == Counter([(1,), (4,)])
+
+
+def file_of(committable, folder):
+    return next(p for p in folder.rglob("*.parquet") if p.name in str(committable.payload))
+
+
+def damage(file, content) -> None:
+    """Without the checksum beside it, which only local file systems have."""
+    file.write_bytes(content)
+    file.with_name(f".{file.name}.crc").unlink()
+
+
+def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
+    """Whatever the session is set to do with files that it cannot read."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+    staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "x")])
+    file = file_of(staged[1], tmp_path)
+    damage(file, bytes(file.stat().st_size))
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(Exception, match=r"Parquet|footer|corrupt"):
+            rig.commit(1, staged)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert not (rig.table / "_delta_log").exists()
 
 
 def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:

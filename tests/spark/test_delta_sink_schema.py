@@ -114,6 +114,51 @@ def test_a_row_that_breaks_a_rule_fails_when_it_is_staged(spark, tmp_path, mode)
     assert rig.rows() == Counter([(7, 1, 2)])
 
 
+def test_a_rule_that_staging_does_not_see_stops_the_job(spark, tmp_path) -> None:
+    """Public interfaces do not tell of it. Proven lost, the checkpoint would be replayed for ever."""
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, v STRING", writer=DeltaWriter.PORTABLE)
+    rig.sql("CREATE TABLE {t} (id BIGINT, v VARCHAR(2)) USING delta")
+    staged = rig.stage(0, [(1, "abc")])
+    lost = rig.commit(1, staged)
+    assert lost.outcome is Outcome.LOST and not lost.is_proven_aborted and "abc" in lost.detail
+    rig.sql("ALTER TABLE {t} ALTER COLUMN v TYPE STRING")
+    assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+
+
+PAIR = "STRUCT<a: STRING, b: INT>"
+NESTED = f"id BIGINT, s {PAIR}, l ARRAY<{PAIR}>, m MAP<STRING, {PAIR}>"
+FEWER = "id BIGINT, s STRUCT<b: INT>, l ARRAY<STRUCT<b: INT, a: STRING>>, m MAP<STRING, STRUCT<B: INT>>"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": BY_ID},
+        {"mode": BY_ID, "schema_evolution": ADD},
+        {"writer": DeltaWriter.PORTABLE},
+        {"writer": DeltaWriter.NATIVE},
+    ],
+)
+def test_structs_of_the_stream_may_lack_fields_of_the_table_s(spark, tmp_path, settings) -> None:
+    """And have them in another order; the rows are whole, as if null had been given."""
+    rig = DeltaRig(spark, tmp_path / "t", FEWER, **settings)
+    rig.sql(f"CREATE TABLE {{t}} ({NESTED}) USING delta")
+    rig.sql("INSERT INTO {t} VALUES (1, named_struct('a', 'old', 'b', 0), null, null)")
+    rig.preflight()
+    assert (
+        rig.put(1, [(1, (2,), [(3, "x")], {"k": (4,)}), (5, None, None, None)]).outcome is Outcome.COMMITTED
+    )
+    found = spark.read.format("delta").load(str(rig.table)).where("s.a IS NULL").orderBy("id").collect()
+    first, second = (row.asDict(recursive=True) for row in found)
+    assert first == {
+        "id": 1,
+        "s": {"a": None, "b": 2},
+        "l": [{"a": "x", "b": 3}],
+        "m": {"k": {"a": None, "b": 4}},
+    }
+    assert second == {"id": 5, "s": None, "l": None, "m": None}
+
+
 def test_rows_of_a_table_that_numbers_them_get_numbers_with_the_commit(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "v STRING")
     rig.sql("CREATE TABLE {t} (no BIGINT GENERATED ALWAYS AS IDENTITY, v STRING) USING delta")
@@ -165,6 +210,18 @@ def test_what_does_not_fit_is_refused_before_the_start(
     with pytest.raises(error, match=message) as caught:
         rig.preflight()
     assert isinstance(caught.value, FlinkishError) and caught.value.what_to_do
+
+
+@pytest.mark.parametrize("settings", [{"mode": BY_ID}, {"writer": DeltaWriter.PORTABLE}, {}])
+def test_a_table_that_delta_would_not_make_is_refused_before_the_start(spark, tmp_path, settings) -> None:
+    """Not by the commit of a checkpoint that is decided."""
+    for schema, partition_by in [("id BIGINT, `a b` STRING", ()), ("id BIGINT, p STRING", ("id", "p"))]:
+        with pytest.raises(SchemaError, match=r"refuses the stream"):
+            DeltaRig(spark, tmp_path / "t", schema, partition_by=partition_by, **settings).preflight()
+    mode = Upsert(keys=("id",), delete_when="op", not_stored=("op x",))
+    DeltaRig(spark, tmp_path / "t", "id BIGINT, op BOOLEAN, `op x` INT", mode=mode).preflight()
+    with pytest.raises(SchemaError, match="no condition"):
+        DeltaRig(spark, tmp_path / "t", OLD, mode=Upsert(keys=("id",), delete_when="max(id) > 1")).preflight()
 
 
 def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, tmp_path) -> None:
