@@ -56,7 +56,8 @@ class DeltaRig:
         return self.stage_frame(batch, frame, len(rows))
 
     def stage_frame(self, batch: int, frame: Any, count: int) -> list[Committable]:
-        hashed = F.xxhash64(*[F.col(C.quoted(n)) for n in frame.columns])
+        # Maps have no hash.
+        hashed = F.xxhash64(F.to_json(F.struct(*[F.col(C.quoted(n)) for n in frame.columns])))
         control = [
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
