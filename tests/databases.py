@@ -105,7 +105,9 @@ def commit(sink: JdbcSink, context: SinkContext, number: int, *committables: Com
 
 
 class Breaking:
-    """A connection that is lost at one of the moments before and behind its statements.
+    """A connection that is lost before one of its statements, or behind the COMMIT.
+
+    Behind any other statement is, for the server, before the next one.
 
     Parameters
     ----------
@@ -151,12 +153,12 @@ class _BreakingCursor:
     def execute(self, *arguments: Any) -> None:
         self._owner.moment()
         self._cursor.execute(*arguments)
-        self._owner.moment()
+        if arguments[0] == "COMMIT":
+            self._owner.moment()
 
     def executemany(self, *arguments: Any) -> None:
         self._owner.moment()
         self._cursor.executemany(*arguments)
-        self._owner.moment()
 
     @contextlib.contextmanager
     def copy(self, *arguments: Any) -> Iterator[Any]:
@@ -164,7 +166,6 @@ class _BreakingCursor:
         with self._cursor.copy(*arguments) as copy:
             yield copy
             self._owner.moment()
-        self._owner.moment()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)

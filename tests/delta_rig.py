@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from flinkish_spark import CheckpointConfig, DeltaSink
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -36,7 +37,7 @@ class DeltaRig:
     def __init__(self, spark: Any, table: Path, schema: str, *, epoch: int = 1, **settings: Any) -> None:
         self.spark, self.table, self.schema = spark, table, schema
         self.sink = DeltaSink(str(table), **settings)
-        fields = spark.createDataFrame([], schema).schema
+        fields = T.DataType.fromDDL(schema)
         checkpoint = settings.pop("checkpoint", CheckpointConfig())
         self.context = sink_context_of(JOB, OwnerEpoch(epoch), UID, fields, checkpoint)
         self.writer = self.sink.create_writer(spark, self.context)
@@ -52,10 +53,11 @@ class DeltaRig:
     def stage(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> list[Committable]:
         """Stage rows, whose order is their order in the stream."""
         frame = self.spark.createDataFrame(list(rows), self.schema).coalesce(1)
-        return self.stage_frame(batch, frame)
+        return self.stage_frame(batch, frame, len(rows))
 
-    def stage_frame(self, batch: int, frame: Any) -> list[Committable]:
-        hashed = F.xxhash64(*[F.col(C.quoted(n)) for n in frame.columns])
+    def stage_frame(self, batch: int, frame: Any, count: int) -> list[Committable]:
+        # Maps have no hash.
+        hashed = F.xxhash64(F.to_json(F.struct(*[F.col(C.quoted(n)) for n in frame.columns])))
         control = [
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
@@ -64,10 +66,10 @@ class DeltaRig:
         ]
         rows = frame.select(*control, *[F.col(C.quoted(n)) for n in frame.columns])
         request = StageRequest(
-            rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1), frame.count
+            rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1), lambda: count
         )
         result = self.writer.stage(request)
-        assert sum(ack.rows for ack in result.tasks) == frame.count()
+        assert sum(ack.rows for ack in result.tasks) == count
         return [Committable(UID, payload) for payload in result.payloads]
 
     def commit(self, checkpoint: int, committables: Sequence[Committable]) -> CommitAnswer:
@@ -93,10 +95,10 @@ class DeltaRig:
         frame = self.spark.read.format("delta").load(str(self.table))
         return Counter(tuple(row) for row in frame.select(*columns or ["*"]).collect())
 
-    def history(self) -> list[str]:
-        """Operations of the table, oldest first."""
-        rows = self.spark.sql(f"DESCRIBE HISTORY delta.`{self.table}`").collect()
-        return [row.operation for row in sorted(rows, key=lambda row: row.version)]
+    @property
+    def versions(self) -> int:
+        """How many versions the table has."""
+        return len(list((self.table / "_delta_log").glob("*.json")))
 
     def sql(self, text: str) -> None:
         """Run SQL, with {t} for the table."""

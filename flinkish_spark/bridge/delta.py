@@ -9,7 +9,7 @@ transaction with those actions and SetTransaction(appId, version), Delta's idemp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -140,6 +140,35 @@ class DeltaTables:
         """Return the last version that `app_id` committed to the table; -1 if none."""
         transaction = self._log(path).startTransaction()
         return self._seen(transaction, app_id)
+
+    def recent(self, path: str, limit: int) -> Iterator[dict[str, Any]]:
+        """Yield at most `limit` of the newest commits, newest first, as `DeltaHistory.recent` does.
+
+        Reads one file of the log for each, when it is asked for; no Spark job. Ends early where such a file
+        is not in its place, or does not begin with what Delta says about the commit.
+        """
+        try:
+            log = self._log(path)
+            newest, conf = int(log.startTransaction().readVersion()), log.newDeltaHadoopConf()
+            for version in range(newest, max(-1, newest - limit), -1):
+                file = self._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+                if not file.getFileSystem(conf).exists(file):
+                    return
+                lines = log.store().readAsIterator(file, conf)
+                try:
+                    first = json.loads(lines.next()).get("commitInfo") if lines.hasNext() else None
+                finally:
+                    lines.close()
+                if first is None:
+                    return
+                yield {
+                    "version": version,
+                    "operation": first.get("operation"),
+                    "operationParameters": first.get("operationParameters"),
+                    "userMetadata": first.get("userMetadata"),
+                }
+        except FROM_THE_JVM as error:
+            raise translated(error) from error
 
     def commit(
         self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int, note: str

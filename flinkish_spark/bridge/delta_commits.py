@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.delta import DeltaTables, NotAsFiles
+from flinkish_spark.bridge.delta_errors import DeltaRefused
 from flinkish_spark.bridge.delta_files import TableFiles, files_of
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.bridge.delta_rows import DeltaRows
-from flinkish_spark.bridge.delta_staged_rows import staged_paths, stored_schema
+from flinkish_spark.bridge.delta_staged_rows import staged_files, stored_schema
 from flinkish_spark.sinks.delta_folders import folder_of_sink
 from flinkish_spark.sinks.delta_modes import (
     Append,
@@ -83,8 +84,8 @@ class DeltaCommits:
         return -1 if is_whole or self._history.newest(path) < 0 else None
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        """Return staged files that are no longer there."""
-        return self._files.missing(staged_paths(staged))
+        """Return staged files that are no longer there, or not as they were written."""
+        return self._files.missing(staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
         """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
@@ -115,9 +116,13 @@ class DeltaCommits:
                 return CommitResult(False, self.version_of(path, app_id, version))
             except NotAsFiles:
                 pass
+        info = self.info(path)
+        why = "" if info is None else _why_other_partitions(info, staged)
+        if why:
+            raise DeltaRefused(why)
         # Delta does not say whether it skipped a write; whose note is in the history does.
         mine = f"{note} {secrets.token_hex(4)}"
-        self._rows.commit(path, staged, app_id, version, mine, self.info(path))
+        self._rows.commit(path, staged, app_id, version, mine, info)
         found = self._commit_of(path, app_id, version)
         if found is None:
             return CommitResult(False, None)
@@ -129,10 +134,19 @@ class DeltaCommits:
         return None if found is None else int(found["version"])
 
     def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
-        for row in self._history.recent(path, _RECENT):
+        for row in self._recent(path):
             if marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id) == version:
                 return row
         return None
+
+    def _recent(self, path: str) -> Iterator[Mapping[str, Any]]:
+        read: list[int] = []
+        if self._native is not None:
+            for row in self._native.recent(path, _RECENT):
+                yield row
+                read.append(int(row["version"]))
+        if len(read) < _RECENT and 0 not in read:
+            yield from self._history.recent(path, _RECENT)[len(read) :]
 
     def leftovers(self, path: str, app_id: str) -> list[str]:
         """Return the names of the folders that hold rows of a sink."""
@@ -157,9 +171,16 @@ def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
             return f"the table has no column {missing[0]}, which is a key"
     if table.is_append_only and not isinstance(mode, Append):
         return "the table became append-only"
-    if isinstance(mode, OverwritePartitions) and list(table.partition_by) != list(_partitions(staged)):
-        return "the table's partitioning changed since the rows were staged"
-    return why_stricter(_rules(staged), table)
+    return _why_other_partitions(table, [staged]) or why_stricter(_rules(staged), table)
+
+
+def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]]) -> str:
+    """Return why rows would replace others than they were staged for: in the end the whole table."""
+    if not isinstance(mode_from_json(staged[0].get("mode")), OverwritePartitions):
+        return ""
+    if all(list(table.partition_by) == list(_partitions(one)) for one in staged):
+        return ""
+    return "the table's partitioning changed since the rows were staged"
 
 
 def _parameters(row: Mapping[str, Any]) -> dict[str, str]:

@@ -6,10 +6,11 @@ Through Hadoop where the session has a JVM, else through Spark's readers and wri
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -21,8 +22,8 @@ _GLOB = re.compile(r"([{}\[\]*?\\])")
 class TableFiles(Protocol):
     """What a sink asks of the file system below its table. Paths are absolute or URIs."""
 
-    def missing(self, paths: Sequence[str]) -> list[str]:
-        """Return those that are not there."""
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with the size in bytes that is given, if one is."""
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -50,12 +51,21 @@ class HadoopFiles:
         self._spark = spark
         self._path = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
 
-    def missing(self, paths: Sequence[str]) -> list[str]:
-        """Return those that are not there."""
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with their size."""
         if not paths:
             return []
-        system = self._system(paths[0])
-        return [path for path in paths if not system.exists(self._path(path))]
+        system = self._system(next(iter(paths)))
+        sizes = {path: self._size(system, path) for path in paths}
+        return [p for p, size in paths.items() if sizes[p] is None or size not in (None, sizes[p])]
+
+    def _size(self, system: Any, path: str) -> int | None:
+        try:
+            return int(system.getFileStatus(self._path(path)).getLen())
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() != "FileNotFoundException":
+                raise
+            return None
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the data files of a folder with their sizes in bytes."""
@@ -87,15 +97,26 @@ class PublicFiles:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def missing(self, paths: Sequence[str]) -> list[str]:
-        """Return those that are not there."""
-        return [path for path in paths if not self._is_there(path)] if not self._are_there(paths) else []
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with their size; no two may have the same name."""
+        found = list(paths) if self._are_there(list(paths)) else [p for p in paths if self._is_there(p)]
+        sizes = self._sizes([path for path in found if paths[path] is not None])
+        return [
+            path
+            for path, size in paths.items()
+            if path not in found or size not in (None, sizes.get(path.rsplit("/", 1)[-1]))
+        ]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the data files of a folder with their sizes in bytes."""
-        if not self._is_there(folder):
+        return self._sizes([folder]) if self._is_there(folder) else {}
+
+    def _sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return name and size of files, or of those in folders."""
+        if not paths:
             return {}
-        listed = self._spark.read.format("binaryFile").load(escaped(folder)).select("path", "length")
+        reader = self._spark.read.format("binaryFile")
+        listed = reader.load([escaped(path) for path in paths]).select("path", "length")
         return {unquote(str(row.path)).rsplit("/", 1)[-1]: int(row.length) for row in listed.collect()}
 
     def folders(self, folder: str) -> list[str]:

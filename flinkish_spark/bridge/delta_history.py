@@ -62,7 +62,7 @@ class DeltaHistory:
             reader = self._spark.read.format("delta")
             older = set(reader.option("versionAsOf", version).load(path).inputFiles())
             gone = older - set(self._spark.read.format("delta").load(path).inputFiles())
-            return files_of(self._spark).missing([unquote(name) for name in sorted(gone)])
+            return files_of(self._spark).missing(dict.fromkeys(unquote(name) for name in sorted(gone)))
         except FROM_THE_JVM as error:
             raise translated(error) from error
 

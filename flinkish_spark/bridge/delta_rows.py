@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from flinkish_spark.bridge.delta_alignment import aligned_columns
 from flinkish_spark.bridge.delta_errors import (
     FROM_THE_JVM,
     NO_TABLE,
@@ -33,7 +34,7 @@ from flinkish_spark.sinks.delta_modes import (
     mode_from_json,
     stored_fields,
 )
-from flinkish_spark.sinks.delta_table import TableInfo, is_wider
+from flinkish_spark.sinks.delta_table import TableInfo
 
 _CONF = "spark.databricks.delta."
 _VIEW = "flinkish_staged"
@@ -227,22 +228,4 @@ def _aligned(
     return rows.select(*aligned_columns(rows, names, info), *control)
 
 
-def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Any]:
-    """Return columns of a frame, cast to the table's type where that is wider."""
-    wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
-    columns = []
-    for name in names:
-        have, want = rows.schema[name].dataType.jsonValue(), wanted.get(name.lower())
-        column = F.col(quoted(name))
-        if isinstance(have, str) and isinstance(want, str) and is_wider(have, want):
-            column = column.cast(_ddl(want)).alias(name)
-        columns.append(column)
-    return columns
-
-
-def _ddl(json_type: str) -> str:
-    """Return the SQL name of an atomic type."""
-    return {"byte": "tinyint", "short": "smallint", "long": "bigint"}.get(json_type, json_type)
-
-
-__all__ = ["DeltaConflict", "DeltaRefused", "DeltaRows", "aligned_columns", "merge_statement", "table_name"]
+__all__ = ["DeltaConflict", "DeltaRefused", "DeltaRows", "merge_statement", "table_name"]

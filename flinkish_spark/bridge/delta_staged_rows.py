@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 from urllib.parse import unquote
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -93,19 +93,30 @@ def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> Dat
         schema = T.StructType.fromJson(schema_text)
         as_rows = [one for one in alike if one.get("form") == "ROWS"]
         if as_rows:
-            paths = [escaped(path) for one in as_rows for path in staged_paths(one)]
-            frames.append(spark.read.schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
+            paths = [escaped(path) for one in as_rows for path in staged_files(one)]
+            frames.append(_strict(spark).schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
         frames += [_read_files(spark, one, schema) for one in alike if one.get("form") != "ROWS"]
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
 
 
-def staged_paths(staged: Mapping[str, Any]) -> list[str]:
-    """Return the files of a staged set, in full."""
+def _strict(spark: SparkSession) -> DataFrameReader:
+    """Return a reader that fails where a session may be set to pass over what it cannot read."""
+    return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
+
+
+def staged_files(staged: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the full paths of a staged set's files, and their sizes; older sets do not know all."""
     if staged.get("form") == "ROWS":
-        return [f"{staged['folder']}/{name}" for name in staged["files"]]
+        given = staged["files"]
+        sizes = given if isinstance(given, Mapping) else dict.fromkeys(given)
+        return {f"{staged['folder']}/{name}": size for name, size in sizes.items()}
     root = str(staged["path"]).rstrip("/")
-    paths = [unquote(str(a["add"]["path"])) for a in staged["actions"] if "add" in a]
-    return [path if "://" in path or path.startswith(("/", "file:")) else f"{root}/{path}" for path in paths]
+    added = [action["add"] for action in staged["actions"] if "add" in action]
+    named = {unquote(str(add["path"])): int(add["size"]) for add in added}
+    return {
+        path if "://" in path or path.startswith(("/", "file:")) else f"{root}/{path}": size
+        for path, size in named.items()
+    }
 
 
 def _grouped(
@@ -148,7 +159,7 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
             **staged,
             "actions": [{"add": a} for a in adds if tuple(sorted(a["partitionValues"].items())) == values],
         }
-        read = spark.read.schema(physical).parquet(*[escaped(path) for path in staged_paths(alike)])
+        read = _strict(spark).schema(physical).parquet(*[escaped(path) for path in staged_files(alike)])
         columns = [
             _column(one, dict(values), one["name"] in table.partition_by)
             .cast(wanted.dataType)

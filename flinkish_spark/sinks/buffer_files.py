@@ -216,7 +216,7 @@ class BufferFolder:
         except FileNotFoundError:
             return f"the buffer file {file.name} is gone"
         except OSError as error:
-            raise self._fault("read", error) from error
+            raise self.fault("read", error) from error
         return ""
 
     def has_size(self, file: BufferedFile) -> bool:
@@ -226,7 +226,7 @@ class BufferFolder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._fault("read", error) from error
+            raise self.fault("read", error) from error
 
     def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file in the order in which they were written.
@@ -247,7 +247,7 @@ class BufferFolder:
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
         except OSError as error:
-            raise self._fault("read", error) from error
+            raise self.fault("read", error) from error
         if rows != file.rows:
             raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
 
@@ -258,7 +258,7 @@ class BufferFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._fault("list", error) from error
+            raise self.fault("list", error) from error
         return [name for name in map(BufferName.parse, sorted(found)) if name is not None]
 
     def delete(self, names: list[str]) -> int:
@@ -272,10 +272,11 @@ class BufferFolder:
             if deleted:
                 sync_directory(self.path)
         except OSError as error:
-            raise self._fault("delete from", error) from error
+            raise self.fault("delete from", error) from error
         return deleted
 
-    def _fault(self, verb: str, error: OSError) -> BufferFault:
+    def fault(self, verb: str, error: OSError) -> BufferFault:
+        """Return the error for one of the file system."""
         return BufferFault(
             f"cannot {verb} the write-ahead buffer {self.path}",
             why=str(error),

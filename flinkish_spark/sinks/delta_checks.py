@@ -9,9 +9,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.bridge.delta_alignment import aligned_columns
 from flinkish_spark.bridge.delta_errors import DeltaRefused
-from flinkish_spark.bridge.delta_rows import DeltaRows, aligned_columns
+from flinkish_spark.bridge.delta_probe import has_native_delta
+from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.delta_modes import (
     Append,
@@ -54,6 +57,9 @@ def check_sink(
         _check_table(sink, spark, context, table, stages_files=stages_files)
     if stages_files:
         _ask_delta(sink, spark, context, native, table)
+    elif table is None and has_native_delta(spark):
+        # The commit makes the table. That Delta takes its columns must be known before something is decided.
+        _ask_delta(sink, spark, context, DeltaTables(spark), None)
     properties = {} if table is None else table.properties
     defaults = {name: spark.conf.get(_DEFAULTS + name, None) for name in (FILES, MARKERS)}
     known = {name: value for name, value in defaults.items() if value is not None}
@@ -98,7 +104,8 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
-            found = empty.select(F.expr(mode.delete_when)).schema.fields[0].dataType
+            # Beside the columns: an aggregate is no condition on one record.
+            found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
         except Exception as error:
             raise _bad_condition(mode.delete_when, context, str(error).split("\n")[0]) from error
         if not isinstance(found, T.BooleanType):
@@ -151,14 +158,16 @@ def _check_table(
 
 
 def _check_constraints(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
-    """Refuse constraints on columns that the stream lacks: they cannot be checked while rows are staged."""
-    empty = spark.createDataFrame([], context.schema)
-    for name, condition in table.checks.items():
+    """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
+    empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
+    rules = [("constraint", name, sql) for name, sql in table.checks.items()]
+    rules += [("generated column", n, sql) for n, sql in table.generated.items() if n.lower() in given]
+    for kind, name, sql in rules:
         try:
-            empty.select(F.expr(condition))
+            empty.select(F.expr(sql))
         except Exception as error:
             raise _refused(
-                sink, context, f"its constraint {name} ({condition}) is about columns that the stream lacks"
+                sink, context, f"its {kind} {name} ({sql}) is about columns that the stream lacks"
             ) from error
 
 
@@ -172,7 +181,8 @@ def _ask_delta(
     """Let Delta itself compare the schema, by staging no rows."""
     if native is None:
         return
-    empty = spark.createDataFrame([], context.schema)
+    stored = map(F.col, map(quoted, stored_fields(sink.mode, context.schema.names)))
+    empty = spark.createDataFrame([], context.schema).select(*stored)
     options = dict(sink.options)
     if table is not None:
         empty = empty.select(*aligned_columns(empty, empty.columns, table))

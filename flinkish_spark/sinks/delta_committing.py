@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.delta_commits import DeltaCommits
-from flinkish_spark.bridge.delta_errors import DeltaConflict, DeltaRefused, DeltaViolated
+from flinkish_spark.bridge.delta_errors import DeltaConflict, DeltaRefused
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -59,7 +59,7 @@ class DeltaCommitter(Committer):
     def _commit(self, path: str, staged: list[Mapping[str, Any]], version: int) -> CommitAnswer:
         missing = [m for s in staged for m in self._commits.missing_files(s)]
         if missing:
-            why = f"{len(missing)} staged files are gone from {path}, first {missing[0]}"
+            why = f"{len(missing)} staged files are gone from {path} or damaged, first {missing[0]}"
             return self._lost_unless_committed(path, staged, version, why)
         try:
             done = self._commits.commit(path, staged, self._app_id, version)
@@ -67,9 +67,9 @@ class DeltaCommitter(Committer):
             return CommitAnswer(Outcome.RETRY, str(error))
         except DeltaRefused as error:
             why = f"the table {path} no longer takes the rows: {error}"
-            # Staging again finds these reasons and names them. With any other, the table may take the rows
-            # when it was seen to.
-            explained = isinstance(error, DeltaViolated) or bool(self._commits.why_unfit(path, staged))
+            # Staging again finds these reasons and names them. Any other it does not find: its replay would
+            # be lost in turn, for ever. The table may take the rows when it was seen to.
+            explained = bool(self._commits.why_unfit(path, staged))
             return self._lost_unless_committed(path, staged, version, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
         return CommitAnswer(outcome, facts=_facts(staged, done.version))
@@ -102,7 +102,7 @@ class DeltaCommitter(Committer):
             reason = self._why_other(committable.payload)
             if not reason:
                 missing = self._commits.missing_files(committable.payload)
-                reason = f"the staged file {missing[0]} is gone" if missing else ""
+                reason = f"the staged file {missing[0]} is gone or damaged" if missing else ""
             if reason:
                 dead[index] = reason
         alive = [index for index in range(len(committables)) if index not in dead]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.delta import DeltaTables
+from flinkish_spark.bridge.delta_alignment import aligned_columns
 from flinkish_spark.bridge.delta_errors import DeltaRefused, DeltaViolated
 from flinkish_spark.bridge.delta_files import TableFiles
-from flinkish_spark.bridge.delta_rows import DeltaRows, aligned_columns
+from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.bridge.delta_staged_rows import write_rows
 from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.errors import BadRecordError, EnvironmentFault, SchemaError
@@ -21,7 +22,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
-from flinkish_spark.sinks.delta_modes import Upsert, mode_to_json
+from flinkish_spark.sinks.delta_modes import OverwritePartitions, Upsert, mode_to_json
 from flinkish_spark.sinks.delta_restore import app_id
 from flinkish_spark.sinks.delta_table import TableInfo, fit
 from flinkish_spark.sinks.python_tasks import count_in_python, reports
@@ -133,6 +134,7 @@ class DeltaStaging(SinkWriter):
         def aligned(table: TableInfo | None) -> DataFrame | None:
             if table is None:
                 return frame
+            self._require_partitions(table)
             # New columns get their physical names from the commit that adds them, and numbers are given
             # out by it: files written before could have others.
             if table.has_identity or fit(table, stream, sink.schema_evolution).changes:
@@ -145,6 +147,8 @@ class DeltaStaging(SinkWriter):
     def _as_rows(self, frame: DataFrame, request: StageRequest) -> dict[str, Any]:
         sink, context = self._sink, self._context
         table = self._table()
+        if table is not None:
+            self._require_partitions(table)
         rules = {} if table is None else table.rules()
         name = StagedFolder(
             int(context.owner_epoch),
@@ -159,12 +163,16 @@ class DeltaStaging(SinkWriter):
         return {
             "form": "ROWS",
             "folder": folder,
-            "files": sorted(sizes),
+            "files": dict(sorted(sizes.items())),
             "schema": frame.schema.jsonValue(),
             "rules": rules,
             "table_partitions": list(sink.partition_by if table is None else table.partition_by),
             "bytes": sum(sizes.values()),
         }
+
+    def _require_partitions(self, table: TableInfo) -> None:
+        if isinstance(self._sink.mode, OverwritePartitions) and not table.partition_by:
+            raise DeltaRefused("it has no partitions any more, and would be overwritten as a whole")
 
     def _table(self) -> TableInfo | None:
         if self._tools.native is not None:

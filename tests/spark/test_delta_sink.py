@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
 from flinkish_spark.bridge.delta_files import HadoopFiles, PublicFiles
-from flinkish_spark.errors import BadRecordError
+from flinkish_spark.errors import BadRecordError, SchemaError
 from flinkish_spark.protocol.outcomes import Outcome
 from tests.delta_rig import DeltaRig
 
@@ -18,19 +18,12 @@ BOTH = pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTAB
 BY_ID = Upsert(keys=("id",))
 
 
-def test_auto_finds_the_native_door(spark, tmp_path) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", ROW)
-    assert rig.stage(0, [(1, "a", "x")])[0].payload["form"] == "FILES"
-
-
-@BOTH
-@pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(
-    spark, tmp_path, writer, partition_by
-) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, partition_by=partition_by)
+@pytest.mark.parametrize("writer", [DeltaWriter.AUTO, DeltaWriter.PORTABLE])
+def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_path, writer) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, partition_by=("p",))
     rig.preflight()
     staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "y/ä %:="), (3, None, None)])
+    assert staged[0].payload["form"] == ("FILES" if writer is DeltaWriter.AUTO else "ROWS")
     first = rig.commit(1, staged)
     assert first.outcome is Outcome.COMMITTED
     assert first.facts == {"version": 0, "rows": 3, "files": first.facts["files"]}
@@ -40,11 +33,10 @@ def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(
     # An older checkpoint's marker is covered by the newer one's.
     assert rig.commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows() == Counter([(1, "a", "x"), (2, "b", "y/ä %:="), (3, None, None), (4, "d", "x")])
-    assert len(rig.history()) == 2
+    assert rig.versions == 2
 
 
-@pytest.mark.parametrize("first", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
-@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(("first", "mapped"), [(DeltaWriter.NATIVE, True), (DeltaWriter.PORTABLE, False)])
 def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapped) -> None:
     """Also a checkpoint that has sets of both."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=first, partition_by=("p",))
@@ -78,7 +70,7 @@ def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, writer) -> None:
     expected = Counter([(1, "third", None), (2, "b", "y"), (3, "c", "x"), (4, "e", "x")])
     assert rig.rows() == expected
     assert rig.other().commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
-    assert rig.rows() == expected and len(rig.history()) == 2
+    assert rig.rows() == expected and rig.versions == 2
 
 
 def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
@@ -96,10 +88,8 @@ def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
     assert rig.rows() == Counter([(1, 5, "new"), (4, None, "d")])
 
 
-@pytest.mark.parametrize(
-    "properties", ["'delta.enableDeletionVectors' = 'true'", "'delta.columnMapping.mode' = 'name'"]
-)
-def test_an_upsert_into_a_table_that_others_write(spark, tmp_path, properties) -> None:
+def test_an_upsert_into_a_table_that_others_write(spark, tmp_path) -> None:
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
     rig = DeltaRig(spark, tmp_path / "t", ROW, mode=Upsert(keys=("id", "p")))
     columns = (
         "id BIGINT NOT NULL, p STRING, v STRING, twice BIGINT GENERATED ALWAYS AS (id * 2), extra STRING"
@@ -136,7 +126,21 @@ def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, 
     # The repeat of an older checkpoint must not bring its partitions back.
     assert rig.other().commit(2, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows() == expected - Counter([(5, "e", None)]) + Counter([(9, "z", None)])
-    assert len(rig.history()) == 3
+    assert rig.versions == 3
+
+
+def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, p STRING", mode=OverwritePartitions())
+    rig.sql("CREATE TABLE {t} (id BIGINT, p STRING) USING delta PARTITIONED BY (p)")
+    staged = rig.stage(0, [(1, "x")])
+    rig.sql("CREATE OR REPLACE TABLE {t} USING delta AS SELECT 8L AS id, 'theirs' AS p")
+    assert "partitioning changed" in rig.committer.why_dead(staged)[0]
+    lost = rig.commit(1, staged)
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted
+    for writer in DeltaWriter.NATIVE, DeltaWriter.PORTABLE:
+        with pytest.raises(SchemaError, match="it has no partitions"):
+            rig.other(writer=writer).stage(1, [(1, "x")])
+    assert rig.rows() == Counter([(8, "theirs")])
 
 
 @pytest.mark.parametrize("mode", [None, BY_ID, OverwritePartitions()])
@@ -158,7 +162,7 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
             errors.append(error)
 
     def strange():
-        for n in range(3):
+        for n in range(2):
             spark.createDataFrame([(100 + n, "s", "s")], ROW).write.format("delta").mode("append").save(
                 str(rig.table)
             )
@@ -174,28 +178,56 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
     assert not errors
     assert Counter(outcomes) == Counter({Outcome.COMMITTED: 1, Outcome.ALREADY_COMMITTED: 2})
     ours = [(1, "b", "x"), (2, "c", "y")] + ([(1, "a", "x")] if mode is None else [])
-    assert rig.rows() == Counter(ours + [(100 + n, "s", "s") for n in range(3)])
+    assert rig.rows() == Counter(ours + [(100 + n, "s", "s") for n in range(2)])
 
 
-@BOTH
-@pytest.mark.parametrize("mode", [None, BY_ID])
+@pytest.mark.parametrize(("writer", "mode"), [(DeltaWriter.NATIVE, None), (DeltaWriter.PORTABLE, BY_ID)])
 def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode) -> None:
     settings = {} if mode is None else {"mode": mode}
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, **settings)
     rig.put(1, [(1, "a", "x")])
     staged = rig.stage(5, [(2, "b", "x")]) + rig.stage(6, [(3, "c", "x")])
     assert not rig.committer.why_dead(staged)
-    names = {p for p in tmp_path.rglob("*.parquet")}
-    victim = next(p for p in names if p.name in str(staged[1].payload))
     done = rig.stage(7, [(4, "d", "x")])
     assert rig.commit(2, done).outcome is Outcome.COMMITTED
+    cut, victim = (file_of(staged[n], tmp_path) for n in (0, 1))
     victim.unlink()
     assert list(rig.committer.why_dead(staged)) == [1]
     lost = rig.other().commit(3, staged)
     assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and victim.name in lost.detail
+    # A part of a file is no file.
+    damage(cut, cut.read_bytes()[:-1])
+    assert list(rig.committer.why_dead(staged)) == [0, 1]
+    lost = rig.commit(3, staged[:1])
+    assert lost.outcome is Outcome.LOST and lost.is_proven_aborted and cut.name in lost.detail
     # The marker goes before the evidence: what is in the table is not lost.
     assert rig.commit(2, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows("id") == Counter([(1,), (4,)])
+
+
+def file_of(committable, folder):
+    return next(p for p in folder.rglob("*.parquet") if p.name in str(committable.payload))
+
+
+def damage(file, content) -> None:
+    """Without the checksum beside it, which only local file systems have."""
+    file.write_bytes(content)
+    file.with_name(f".{file.name}.crc").unlink()
+
+
+def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
+    """Whatever the session is set to do with files that it cannot read."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+    staged = rig.stage(0, [(1, "a", "x")]) + rig.stage(1, [(2, "b", "x")])
+    file = file_of(staged[1], tmp_path)
+    damage(file, bytes(file.stat().st_size))
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(Exception, match=r"Parquet|footer|corrupt"):
+            rig.commit(1, staged)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert rig.versions == 0
 
 
 def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:
@@ -215,9 +247,8 @@ def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:
     assert rig.rows("id") == Counter([(1,), (3,)])
 
 
-@BOTH
-def test_folders_that_nobody_names_are_swept(spark, tmp_path, writer) -> None:
-    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=BY_ID)
+def test_folders_that_nobody_names_are_swept(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
     committed, kept = rig.stage(0, [(1, "a", "x")]), rig.stage(1, [(2, "b", "x")])
     running, leftover = rig.stage(2, [(3, "c", "x")]), rig.stage(3, [(4, "d", "x")])
     older = rig.other(epoch=0).stage(3, [(5, "e", "x")])
@@ -253,8 +284,10 @@ def test_files_without_a_jvm_of_ones_own(spark, tmp_path) -> None:
         sizes = files.sizes(str(root / "one"))
         assert len(sizes) == 1 and all((root / "one" / n).stat().st_size == size for n, size in sizes.items())
         (known,) = [str(root / "one" / name) for name in sizes]
-        assert files.missing([known, str(root / "gone")]) == [str(root / "gone")]
-        assert files.missing([known]) == files.missing([]) == []
+        gone, (size,) = str(root / "gone"), sizes.values()
+        assert files.missing({known: None, gone: None}) == files.missing({known: size, gone: 1}) == [gone]
+        assert files.missing({known: size}) == files.missing({known: None}) == files.missing({}) == []
+        assert files.missing({known: size - 1}) == [known]
         assert sorted(files.folders(str(root))) == ["one", "two"]
         assert files.folders(str(root / "none")) == [] and files.sizes(str(root / "none")) == {}
     PublicFiles(spark).delete(str(root / "two"))

@@ -47,14 +47,14 @@ class Job:
         self.job_dir = JobDir(LocalStore(root / "job"))
 
     def environment(self):
-        checkpoint = CheckpointConfig(interval_ms=4_000)
+        checkpoint = CheckpointConfig(interval_ms=2_500)
         env = environment(self.spark, self.root / "job", trigger_interval_ms=100, checkpoint=checkpoint)
         stream = env.from_dataframe(numbers(self.spark), uid="numbers")
         for uid, sink in self.sinks.items():
             stream.sink_to(sink, uid=uid)
         return env
 
-    def run(self, checkpoints=3) -> None:
+    def run(self, checkpoints=2) -> None:
         with running(self.environment()) as client:
             await_that(lambda: client.progress.checkpoints >= checkpoints, client, timeout_s=200)
             client.stop_with_checkpoint()
@@ -120,7 +120,7 @@ def goes_back(job) -> None:
     root = job.root / "job"
     pins = SparkPins(SparkLog(job.job_dir.store, folder, root / folder), root)
     order_rewind(job.job_dir, pins, SystemClock(), target, Tables.RESTORE, "a test")
-    job.run()
+    job.run(checkpoints=1)
     assert job.job_dir.history().live.value == 1
     assert [d.checkpoint for d in job.job_dir.live_commits()][:2] == [c.checkpoint for c in commits[:2]]
     job.check()

@@ -175,6 +175,22 @@ def test_refused_records_become_dead_letters(database, tmp_path, mode) -> None:
     assert "constraint" in found[0][3].lower() and "null" in found[1][3].lower()
 
 
+def test_a_refused_record_does_not_take_the_place_of_an_earlier_one(database, tmp_path) -> None:
+    """As if each record were a checkpoint of its own: none without a key is lost, nor the last good one."""
+    database.run("CREATE TABLE t (k BIGINT PRIMARY KEY, v VARCHAR(99) CHECK (v <> 'bad'))")
+    schema = T.StructType([*PAIRS.fields, T.StructField("gone", T.BooleanType())])
+    sink = database.sink(**UPSERT, delete_when="gone", on_refused=DeadLetterTable("letters"))
+    rows = [(None, "a"), (1, "x"), (1, "y"), (None, "b"), (2, "z"), (3, "p")]
+    rows += [(1, "bad"), (1, "bad"), (3, "q")]
+    given = staged(tmp_path, [(*row, False) for row in rows], schema)
+    more = [(2, None, True), (2, "bad", False), (4, "r", False), (4, "bad", False)]
+    answer = commit(sink, context_of(tmp_path, schema), 1, given, staged(tmp_path, more, schema, batch=1))
+    assert database.table() == [(1, "y"), (3, "q"), (4, "r")]
+    found = database.query("SELECT position FROM letters ORDER BY position")
+    assert [at for (at,) in found] == [0, 3, 6, 7, 10, 12]
+    assert answer.facts == {"rows": 5, "deleted": 1, "superseded": 1, "refused": 6}
+
+
 def test_refused_records_are_dropped_and_counted(database, tmp_path) -> None:
     database.run(GUARDED, "INSERT INTO t VALUES (3, 'there')")
     sink = database.sink(on_refused=OnBadRecord.DROP)

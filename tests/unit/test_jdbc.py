@@ -142,30 +142,35 @@ def test_mysql_s_tables() -> None:
         "CREATE TABLE IF NOT EXISTS `s`.`t` (`job_uuid` VARCHAR(190) NOT NULL, "
         "`sink_uid` VARCHAR(190) NOT NULL, `checkpoint_id` BIGINT NOT NULL, `owner_epoch` BIGINT NOT NULL, "
         "`facts` LONGTEXT NOT NULL, PRIMARY KEY (`job_uuid`, `sink_uid`)) "
-        "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 /*!50799 COLLATE utf8mb4_0900_bin */ "
+        "/*M!100202 COLLATE utf8mb4_nopad_bin */"
     )
     made = MySql().insert_if_absent(TABLE, ("a", "b"), ("a",))
     assert made == "INSERT INTO `s`.`t` (`a`, `b`) VALUES (%s, %s) ON DUPLICATE KEY UPDATE `a` = `a`"
 
 
 class Recorded:
-    """A connection that keeps statements and parameters."""
+    """A connection that keeps statements and parameters; a query is answered with one number."""
 
-    def __init__(self) -> None:
-        self.calls, self.rowcount = [], 1
+    def __init__(self, answer: int) -> None:
+        self.calls, self.rowcount, self._answer = [], 1, answer
 
     def cursor(self):
         return self
 
     def execute(self, sql, params):
-        self.calls.append((sql, params))
+        if not sql.startswith("SELECT"):
+            self.calls.append((sql, params))
+
+    def fetchall(self):
+        return [(self._answer,)]
 
     def close(self):
         pass
 
 
 def test_mysql_writes_many_rows_with_one_statement() -> None:
-    connection = Recorded()
+    connection = Recorded(answer=16 << 20)
     rows = [(n, 0, "'; --", None) for n in range(1_001)]
     MySql().write(Session(connection), target(), rows)
     assert [len(params) // 4 for _, params in connection.calls] == [500, 500, 1]
@@ -173,6 +178,9 @@ def test_mysql_writes_many_rows_with_one_statement() -> None:
     assert "'; --" not in sql and params == (1_000, 0, "'; --", None)
     assert sql.count("%s") == 4 and "ON DUPLICATE KEY UPDATE" in sql
     assert [value for _, params in connection.calls for value in params[::4]] == list(range(1_001))
+    narrow = Recorded(answer=8_000)
+    MySql().write(Session(narrow), target(), [(n, 0, "x" * 300, None) for n in range(10)])
+    assert [len(params) // 4 for _, params in narrow.calls] == [3, 3, 3, 1]
 
 
 # -- types and values -----------------------------------------------------------------------------

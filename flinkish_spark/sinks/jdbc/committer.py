@@ -209,7 +209,9 @@ class JdbcCommitter(BufferedCommitter):
         self._database.close()
 
     def _prepare(self, session: Session) -> None:
-        self._settings.create_tables(session, self._context.schema)
+        settings = self._settings
+        settings.create_tables(session, self._context.schema)
+        self._control.require_row(session, self._control.note_in(self._context.folder, str(settings.url)))
 
 
 def _facts(done: Written, settings: JdbcSettings) -> dict[str, Any]:

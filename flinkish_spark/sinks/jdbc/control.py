@@ -3,19 +3,27 @@
 One row per job and sink. It is written in the transaction of the checkpoint's rows, so it says exactly
 what is visible. Whoever changes it has the row locked until the transaction ends, so of two processes
 one waits for the other, and the older owner is turned away.
+
+That the row was made is noted in the sink's folder, too: a row that goes away afterwards takes the evidence
+with it, and is never made again as if nothing had been committed.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.sinks.buffer_files import BufferFolder
 from flinkish_spark.sinks.jdbc.dialect import Dialect, Session
 from flinkish_spark.sinks.jdbc.names import TableName
+from flinkish_spark.store import make_directories, sync_directory
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
@@ -30,6 +38,41 @@ class Turn(enum.Enum):
     DONE = "DONE"
     #: A newer owner of the job was there.
     FENCED = "FENCED"
+
+
+class ControlRowGone(EnvironmentFault):
+    """The evidence of what is in the database has been deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowNote:
+    """A file of the sink's folder, which says that the row was made.
+
+    Parameters
+    ----------
+    path
+        Another one for each database and each row.
+    """
+
+    path: Path
+
+    def is_there(self) -> bool:
+        """Whether it was written; raise BufferFault if that cannot be found out."""
+        try:
+            return self.path.stat() is not None
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise BufferFolder(self.path.parent).fault("read", error) from error
+
+    def write(self) -> None:
+        """Make it, durable on return; raise BufferFault if the file system refuses."""
+        try:
+            make_directories(self.path.parent)
+            self.path.touch()
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise BufferFolder(self.path.parent).fault("write to", error) from error
 
 
 @dataclass(frozen=True)
@@ -71,7 +114,6 @@ class ControlTable:
     def take_turn(self, session: Session, checkpoint: CheckpointId) -> Turn:
         """Set the row to `checkpoint` if it holds an older one of an owner that is not newer."""
         mark, quoted = self.dialect.marker, self.dialect.quoted
-        self._make_row(session)
         changed = session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {quoted(_CHECKPOINT)} = {mark}, "
             f"{quoted(_EPOCH)} = {mark}, {quoted(_FACTS)} = {mark} "
@@ -90,7 +132,6 @@ class ControlTable:
         not visible then can become so only through this owner or a newer one.
         """
         mark, quoted = self.dialect.marker, self.dialect.quoted
-        self._make_row(session)
         session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {quoted(_EPOCH)} = {mark} "
             f"{self._where} AND {quoted(_EPOCH)} <= {mark}",
@@ -114,13 +155,44 @@ class ControlTable:
         )
 
     def read(self, session: Session) -> tuple[int, int, dict[str, Any]]:
-        """Return checkpoint, owner epoch and facts; zeros for a row that is not there."""
+        """Return checkpoint, owner epoch and facts; raise ControlRowGone if there is no row."""
         names = self.dialect.list_of((_CHECKPOINT, _EPOCH, _FACTS))
         found = session.rows(f"SELECT {names} FROM {self.dialect.table(self.table)} {self._where}", self._key)
         if not found:
-            return 0, 0, {}
+            raise self._gone()
         checkpoint, epoch, facts = found[0]
         return int(checkpoint), int(epoch), json.loads(facts)
+
+    def note_in(self, folder: Path, database: str) -> RowNote:
+        """Return the note about the row in a database, which is given as its URL."""
+        place = f"{database} {self.table} {self.job} {self.uid}"
+        return RowNote(folder / f"control-row-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
+
+    def require_row(self, session: Session, note: RowNote) -> None:
+        """Make the row if this sink never had one; call it outside of a transaction, before any other.
+
+        Raises
+        ------
+        ControlRowGone
+            There was one.
+        """
+        if note.is_there():
+            found = session.rows(f"SELECT 1 FROM {self.dialect.table(self.table)} {self._where}", self._key)
+            if not found:
+                raise self._gone()
+            return
+        self._make_row(session)
+        # This order matters: whatever is committed later has the note behind it.
+        note.write()
+
+    def _gone(self) -> ControlRowGone:
+        return ControlRowGone(
+            f"the row of sink '{self.uid}' is gone from the control table {self.table}",
+            why="without it nobody knows which checkpoints are in the database, and they could get in twice",
+            what_to_do=f"restore it; or insert one with job_uuid '{self.job}', sink_uid '{self.uid}', the "
+            "newest checkpoint_id whose rows are in, owner_epoch 0 and facts '{}'",
+            uid=self.uid,
+        )
 
     def _make_row(self, session: Session) -> None:
         names = [name for name, _ in self.columns(self.dialect)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
-#: Rows in one statement; the server's max_allowed_packet, 16 MB or more, limits its size.
 _ROWS_A_STATEMENT = 500
+#: A letter may take four bytes, or be escaped; with the numbers it is still within what the server reads.
+_LETTERS_PER_PACKET_BYTE = 8
 _MICROSECONDS = 6
 _LONGEST_NAME, _LAST_LETTER = 64, 0xFFFF
 #: The information schema compares without case, and so finds the columns of two tables for one name.
@@ -68,9 +69,10 @@ _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _STRINGS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 #: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
-#: checks, SIGNAL in a trigger, JSON.
+#: checks, SIGNAL in a trigger, JSON, rows that are too large, rows that no partition takes.
 _REFUSED = frozenset(
-    {1048, 1062, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1644, 1690, 3140, 3819, 4025}
+    {1048, 1062, 1118, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1526, 1644, 1690, 3140}
+    | {3819, 4025}
 )
 #: Connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the primary.
 _PASSING = frozenset(
@@ -79,8 +81,16 @@ _PASSING = frozenset(
 )
 
 
+#: Tells texts apart that differ in case, or in spaces at their end: in a comment of its own for each server.
+_COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
+
+
+class StatementTooLong(Exception):
+    """The server would close the connection without reading it."""
+
+
 class MySql(Dialect):
-    """MySQL 8 and MariaDB 10.5, tables of InnoDB."""
+    """MySQL 8.0.17 and MariaDB 10.5, tables of InnoDB."""
 
     name, marker = "mysql", "%s"
     begin = ("START TRANSACTION",)
@@ -132,8 +142,9 @@ class MySql(Dialect):
         import pymysql
 
         if not isinstance(error, pymysql.Error):
-            # PyMySQL's words for values that it cannot write as literals.
-            return Trouble.REFUSED if isinstance(error, UnicodeEncodeError) else Trouble.LASTING
+            # PyMySQL's words for values that it cannot write as literals, and ours.
+            is_refused = isinstance(error, UnicodeEncodeError | StatementTooLong)
+            return Trouble.REFUSED if is_refused else Trouble.LASTING
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         if code in _REFUSED:
             return Trouble.REFUSED
@@ -176,17 +187,21 @@ class MySql(Dialect):
     ) -> str:
         """Return the CREATE TABLE of an InnoDB table that tells all texts apart."""
         return super().create_table(table, columns, key) + (
-            " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+            f" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 {_COLLATION}"
         )
 
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
         """Write many rows with one statement."""
         one = f"({', '.join([self.marker] * len(target.columns))})"
         head = f"INSERT INTO {self.table(target.table)} ({self.list_of(target.columns)}) VALUES "
-        for begin in range(0, len(rows), _ROWS_A_STATEMENT):
-            part = rows[begin : begin + _ROWS_A_STATEMENT]
+        ((most_bytes,),) = session.rows("SELECT @@max_allowed_packet")
+        most_letters = int(most_bytes) // _LETTERS_PER_PACKET_BYTE
+        for part in _parts(rows, most_letters):
             sql = head + ", ".join([one] * len(part)) + self.on_conflict(target)
-            session.run(sql, tuple(value for row in part for value in row))
+            params = tuple(value for row in part for value in row)
+            if sum(map(_letters, part)) > most_letters:
+                _require_short_enough(session, sql, params, int(most_bytes))
+            session.run(sql, params)
 
     # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
@@ -271,6 +286,34 @@ class MySql(Dialect):
         if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
             return lambda value: value.replace(tzinfo=None)
         return None
+
+
+def _parts(rows: Sequence[Params], most_letters: int) -> Iterator[list[Params]]:
+    """Yield rows as they go into one statement; it is longer only if one row alone is."""
+    part: list[Params] = []
+    letters = 0
+    for row in rows:
+        more = _letters(row)
+        if part and (len(part) == _ROWS_A_STATEMENT or letters + more > most_letters):
+            yield part
+            part, letters = [], 0
+        part.append(row)
+        letters += more
+    if part:
+        yield part
+
+
+def _letters(row: Params) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def _require_short_enough(session: Session, sql: str, params: Params, most_bytes: int) -> None:
+    """Raise StatementTooLong for one that the server answers by hanging up."""
+    with session.cursor() as cursor:
+        text = cursor.mogrify(sql, params)
+    size = len(text.encode("utf-8", "surrogateescape")) + 1
+    if size > most_bytes:
+        raise StatementTooLong(f"the record is {size} bytes of SQL, and max_allowed_packet is {most_bytes}")
 
 
 def _number(value: float) -> float | Unfit:

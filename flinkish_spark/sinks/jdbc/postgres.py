@@ -60,8 +60,9 @@ _TYPES: dict[type[T.DataType], str] = {
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _MICROSECONDS = 6
 #: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
-#: trigger. 21000 comes where two keys differ for Python and not for the database; one by one they are taken.
-_REFUSED = ("22", "23", "44", "P0001", "21000")
+#: trigger, values too long for an index. 21000 comes where two keys differ for Python and not for the
+#: database; one by one they are taken.
+_REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
 #: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
 
@@ -145,7 +146,7 @@ class Postgres(Dialect):
         if len(rows) < _FEW_ROWS:
             super().write(session, target, rows)
         elif target.mode is WriteMode.INSERT:
-            self._copy(session, self.table(target.table), target.columns, rows)
+            self._copy_or_insert(session, target, rows)
         else:
             self._stage(session, target, target.columns, rows)
             names = self.list_of(target.columns)
@@ -154,6 +155,16 @@ class Postgres(Dialect):
                 + self.on_conflict(target)
             )
             session.run(f"DROP TABLE pg_temp.{_STAGE}")
+
+    def _copy_or_insert(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        import psycopg
+
+        try:
+            with session.savepoint():
+                self._copy(session, self.table(target.table), target.columns, rows)
+        except psycopg.errors.FeatureNotSupported:
+            # A table with row-level security, or a view with rules: it takes INSERT only.
+            super().write(session, target, rows)
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
         """Delete by a temporary table of keys."""

@@ -14,8 +14,8 @@ _SERVER = re.compile(
 )
 _SQLITE = re.compile(r"jdbc:sqlite:(/[^?#]+)")
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-#: What tells how to connect, and so must not hide in a URL that is shown.
-_CREDENTIALS = frozenset({"user", "username", "password", "sslpassword"})
+#: Options that name who connects, or hold what nobody may see: a URL is shown in messages.
+_CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|token).*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class JdbcUrl:
             system, host, port, database, query = server.groups()
             options = dict(parse_qsl(query or "", keep_blank_values=True))
             for name in options:
-                if name.lower() in _CREDENTIALS:
+                if _CREDENTIALS.fullmatch(name):
                     raise _refused("the JDBC URL holds credentials", "user and password are settings")
             system = "mysql" if system == "mariadb" else system
             number = int(port) if port else _PORTS[system]

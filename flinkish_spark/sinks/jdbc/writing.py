@@ -36,7 +36,7 @@ class Written:
 
 
 class CheckpointWrite:
-    """Writes the rows of a checkpoint in their order; of several with one key only the last.
+    """Writes the rows of a checkpoint in their order; of several with one key only the last that is taken.
 
     Parameters
     ----------
@@ -64,6 +64,7 @@ class CheckpointWrite:
         self._session, self._dialect, self._target = session, dialect, target
         self._delete_when, self._policy, self._uid = delete_when, policy, uid
         self._done = Written()
+        self._refused_keys: set[Params] = set()
 
     def run(self, rows: BufferedRows) -> Written:
         """Write everything.
@@ -76,13 +77,27 @@ class CheckpointWrite:
             Of the driver, about anything but values.
         """
         last = self._last_of_each_key(rows)
-        position = 0
-        for batch in rows.batches():
-            for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                part = batch.slice(begin, _ROWS_AT_ONCE)
-                self._write(part, position, last)
-                position += part.num_rows
+        for part, position in _parts(rows):
+            self._write(part, position, last)
+        # A record that is not taken does not take the place of an earlier one either.
+        again = {key: last[key] for key in self._refused_keys if last is not None and key in last}
+        if again:
+            self._write_earlier(rows, again)
         return self._done
+
+    def _write_earlier(self, rows: BufferedRows, until: dict[Params, int]) -> None:
+        """Write what was left out for the sake of records that were refused, one after the other.
+
+        Parameters
+        ----------
+        until
+            Keys, and the positions of the refused records.
+        """
+        for batch, position in _parts(rows):
+            for index, key in enumerate(self._keys(batch)):
+                if position + index < until.get(key, 0):
+                    self._done.superseded -= 1
+                    self._write(batch.slice(index, 1), position + index, None)
 
     # -- which rows count -----------------------------------------------------------------------
     def _last_of_each_key(self, rows: BufferedRows) -> dict[Params, int] | None:
@@ -92,7 +107,9 @@ class CheckpointWrite:
         position = 0
         for batch in rows.batches():
             for key in self._keys(batch):
-                last[key] = position
+                # What can be no key is refused; another such record does not take its place.
+                if not any(value is None or isinstance(value, Unfit) for value in key):
+                    last[key] = position
                 position += 1
         return last
 
@@ -112,7 +129,7 @@ class CheckpointWrite:
         removals: list[tuple[Row, Params]] = []
         for index, params in enumerate(parameters(batch, names, self._dialect)):
             row = Row(batch, index, first + index)
-            if last is not None and last[next(keys)] != row.position:
+            if last is not None and last.get(next(keys), row.position) != row.position:
                 self._done.superseded += 1
                 continue
             why = self._why_unfit(params, key_at, names)
@@ -169,6 +186,17 @@ class CheckpointWrite:
                 sink=self._uid,
             )
         self._done.refusals.append(Refusal(row.position, reason, row.record))
+        self._refused_keys.update(self._keys(row.batch.slice(row.index, 1)))
+
+
+def _parts(rows: BufferedRows) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield all rows in parts that fit into memory, with the position of the first."""
+    position = 0
+    for batch in rows.batches():
+        for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            part = batch.slice(begin, _ROWS_AT_ONCE)
+            yield part, position
+            position += part.num_rows
 
 
 def _comparable(value: Any) -> Any:
