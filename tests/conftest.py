@@ -92,6 +92,8 @@ def spark_test_conf(scratch: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.snapshotPartitions": "1",
+        # VACUUM lists a table's folders in as many tasks as this says, 10,000 by default: a minute.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     }
 
 

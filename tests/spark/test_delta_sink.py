@@ -143,11 +143,10 @@ def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, t
     assert rig.rows() == Counter([(8, "theirs")])
 
 
-@pytest.mark.parametrize("mode", [None, BY_ID, OverwritePartitions()])
+@pytest.mark.parametrize("mode", [BY_ID, OverwritePartitions()])
 def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) -> None:
     """Of two that commit one checkpoint, one does; a stranger's rows are not lost."""
-    settings = {} if mode is None else {"mode": mode}
-    rig = DeltaRig(spark, tmp_path / "t", ROW, partition_by=("p",), **settings)
+    rig = DeltaRig(spark, tmp_path / "t", ROW, partition_by=("p",), mode=mode)
     rig.put(1, [(1, "a", "x")])
     outcomes, errors = [], []
 
@@ -177,8 +176,8 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
         thread.join(240)
     assert not errors
     assert Counter(outcomes) == Counter({Outcome.COMMITTED: 1, Outcome.ALREADY_COMMITTED: 2})
-    ours = [(1, "b", "x"), (2, "c", "y")] + ([(1, "a", "x")] if mode is None else [])
-    assert rig.rows() == Counter(ours + [(100 + n, "s", "s") for n in range(2)])
+    expected = [(1, "b", "x"), (2, "c", "y"), *((100 + n, "s", "s") for n in range(2))]
+    assert rig.rows() == Counter(expected)
 
 
 @pytest.mark.parametrize(("writer", "mode"), [(DeltaWriter.NATIVE, None), (DeltaWriter.PORTABLE, BY_ID)])
