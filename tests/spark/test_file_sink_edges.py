@@ -27,8 +27,8 @@ from flinkish_spark.testing.sinks import SinkUnderTest
 
 SCHEMA = "user STRING, amount LONG"
 STRANGE = [
-    "plain", "a/b", "..", ".", "a=b", "ü%41é", "it's", '"q"', " lead", "trail ", "x\ty", "new\nline", "*?[{}",
-    "#frag", "_hidden", ".dot", "back\\slash", "a:b", "__HIVE", "x" * 200, "", None,
+    "plain", "a/b", "..", "a=b", "ü%41é", "it's", " lead ", "new\nline", "*?[{}", "_#a:b", "back\\slash",
+    "x" * 200, "", None,
 ]  # fmt: skip
 
 
@@ -86,13 +86,15 @@ def test_values_with_line_ends_quotes_and_nulls_are_read_back(spark, tmp_path) -
     What a format makes of nulls and empty strings is Spark's business, and so the measure.
     """
     rows = [("a\nb", 1), ("c\nd\n", 2), ('say "x", y', 3), (None, 4), ("", 5), ("ü,;", None)]
-    for kind, options in [
-        (FileFormat.CSV, {"header": "true", "multiLine": "true"}),
-        (FileFormat.CSV, {"multiLine": "true", "compression": "gzip"}),
-        (FileFormat.JSON, {"ignoreNullFields": "false"}),
-        (FileFormat.AVRO, {}),
-    ]:
-        root = tmp_path / f"{kind.value}{len(options)}"
+    for number, (kind, options) in enumerate(
+        [
+            (FileFormat.CSV, {"header": "true", "multiLine": "true"}),
+            (FileFormat.CSV, {"multiLine": "true", "compression": "gzip"}),
+            (FileFormat.JSON, {"ignoreNullFields": "false"}),
+            (FileFormat.AVRO, {}),
+        ]
+    ):
+        root = tmp_path / f"{kind.value}-{number}"
         sink = FileSink(str(root), kind, options, compaction=Compaction())
         subject = under_test(spark, tmp_path / root.name, lambda sink=sink: sink)
         process, checkpoint = subject.start(), subject.next_checkpoint()
