@@ -27,7 +27,7 @@ from tests.support import read_committed
 
 APP = Path(__file__).with_name("door_app.py")
 _IN, _OUT = "door-in", "door-out"
-_PATIENCE_S = 180.0
+_PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class DoorRun:
     def _finish(self, job: JobProcess, servers: str, began: float) -> DoorOutcome:
         sent = _content(servers, _IN)
         self._wait(job, lambda: _lag(servers) == 0, "finish the input")
-        if job.terminate(60) != 0:
+        if job.terminate(_PATIENCE_S) != 0:
             raise job.failed("was stopped gracefully and ended otherwise")
         job.reap()
         found = _content(servers, _OUT)

@@ -12,6 +12,8 @@ from demo.rig import Rig
 
 APP = Path(__file__).with_name("cluster_app.py")
 RATE = 1_000.0
+#: For each wait; on a machine that others use too, a start alone may take a minute.
+_PATIENCE_S = 300
 
 
 def run(tmp_path, monkeypatch, master, failures, disturb):
@@ -23,14 +25,14 @@ def run(tmp_path, monkeypatch, master, failures, disturb):
     with Rig(tmp_path / "run", APP, random.Random(1)) as rig:
         producer = rig.produce(seed=3, rate=RATE)
         rig.job.start()
-        rig.wait_for(lambda: rig.confirmed >= 1, "the first checkpoint", 120)
+        rig.wait_for(lambda: rig.confirmed >= 1, "the first checkpoint", _PATIENCE_S)
         disturb(rig)
         # However slow the machine is: input goes on until everything that is to fail has failed.
-        rig.wait_for(lambda: len(list(folder.iterdir())) == failures, "the last failing task", 150)
+        rig.wait_for(lambda: len(list(folder.iterdir())) == failures, "the last failing task", _PATIENCE_S)
         producer.stop()
         producer.join(30)
-        rig.drain(120)
-        assert rig.job.terminate(90) == 0, rig.job.tail()
+        rig.drain(_PATIENCE_S)
+        assert rig.job.terminate(_PATIENCE_S) == 0, rig.job.tail()
         verdict = rig.verify()
     assert verdict.is_exact, verdict
     assert len(list(folder.iterdir())) == failures
@@ -40,7 +42,7 @@ def test_failing_tasks_are_repeated_and_counted_once(tmp_path, monkeypatch):
     run(tmp_path, monkeypatch, "local[2,4]", 4, lambda rig: None)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_a_killed_executor_changes_nothing(tmp_path, monkeypatch):
     def kill_an_executor(rig):
         def executors():
@@ -49,9 +51,9 @@ def test_a_killed_executor_changes_nothing(tmp_path, monkeypatch):
             words = {p: p.as_dict(["cmdline"])["cmdline"] or () for p in driver.children(recursive=True)}
             return [p for p, line in words.items() if any("CoarseGrainedExecutorBackend" in w for w in line)]
 
-        rig.wait_for(lambda: len(executors()) == 2, "both executors", 60)
+        rig.wait_for(lambda: len(executors()) == 2, "both executors", _PATIENCE_S)
         executors()[0].kill()
         newest = rig.confirmed
-        rig.wait_for(lambda: rig.confirmed >= newest + 3, "three more checkpoints", 120)
+        rig.wait_for(lambda: rig.confirmed >= newest + 3, "three more checkpoints", _PATIENCE_S)
 
     run(tmp_path, monkeypatch, "local-cluster[2,1,1024]", 2, kill_an_executor)

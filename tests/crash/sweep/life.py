@@ -26,7 +26,7 @@ APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0
 #: What `tests/conftest.py` says of short-lived JVMs.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Xlog:cds=off -Xlog:cds+dynamic=off"
-_EXITS_S = 90.0
+_EXITS_S = 180.0
 
 
 class SweptBroker(LocalBroker):
