@@ -76,17 +76,35 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
     return value
 
 
-def does_nothing_when_called(function: object) -> str:
-    """Return why a call of `function` would run nothing of it; empty for a plain function or object.
+def refuse_if_never_run(function: object, what: str) -> None:
+    """Refuse a function of which a call runs nothing: one that is async, or a generator.
 
     Nobody awaits or goes through what it returns, and nothing says that it was never run.
 
+    Parameters
+    ----------
+    what
+        How the message begins.
+
+    Raises
+    ------
+    ConfigError
+        With what to do instead.
+
     Examples
     --------
-    >>> async def write(row): ...
-    >>> does_nothing_when_called(write), does_nothing_when_called(print)
-    ('it is a coroutine function', '')
+    >>> refuse_if_never_run(print, "print()")
     """
+    why = _why_never_run(function)
+    if why:
+        raise ConfigError(
+            f"{what} would never run",
+            why=why,
+            what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
+        )
+
+
+def _why_never_run(function: object) -> str:
     # Of an object its method; of a function this is the same again.
     for one in (function, getattr(type(function), "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(one):

@@ -17,8 +17,6 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Sink
 
 Transform = Callable[[DataFrame], DataFrame]
-#: What a sink's writer gets in front of its fields.
-_CONTROL = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class PlannedSink:
     @cached_property
     def with_control(self) -> Selection:
         """Control columns, then the fields."""
-        return Selection([*map(F.col, _CONTROL), *self._own_fields()])
+        return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
 
     @cached_property
     def records_only(self) -> Selection:
@@ -93,5 +91,5 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
         hashed.alias(C.HASH),
         *names,
     )
-    barriers = rows.where(F.col(C.KIND) == int(C.Kind.BARRIER)).select(*_CONTROL)
+    barriers = rows.where(F.col(C.KIND) == int(C.Kind.BARRIER)).select(*C.SINK_CONTROL)
     return tagged.unionByName(barriers, allowMissingColumns=True)

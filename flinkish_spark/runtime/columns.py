@@ -37,6 +37,8 @@ class Kind(enum.IntEnum):
 
 
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)
+#: What a sink's writer gets in front of its fields, in this order.
+SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 
 
 def quoted(name: str) -> str:

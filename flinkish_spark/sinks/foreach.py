@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.arguments import does_nothing_when_called
+from flinkish_spark.arguments import refuse_if_never_run
 from flinkish_spark.errors import ConfigError, FlinkishError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -160,10 +160,4 @@ def _check_callable(sink: ForeachSink | ForeachCheckpointSink, example: str) -> 
             why="it takes a function",
             what_to_do=f"give it one: {type(sink).__name__}({example})",
         )
-    why = does_nothing_when_called(sink.function)
-    if why:
-        raise ConfigError(
-            f"the function of a {type(sink).__name__} would never run",
-            why=why,
-            what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
-        )
+    refuse_if_never_run(sink.function, f"the function of a {type(sink).__name__}")

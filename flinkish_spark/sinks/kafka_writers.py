@@ -41,7 +41,6 @@ JOB_HEADER, UID_HEADER = "flinkish-job", "flinkish-uid"
 CHECKPOINT_HEADER = "flinkish-checkpoint"
 #: Which micro-batch wrote a record, as ``<lineage>/<batch>``.
 BATCH_HEADER = "flinkish-batch"
-_CONTROL = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
 
 
 class KafkaWriter(SinkWriter):
@@ -57,7 +56,7 @@ class KafkaWriter(SinkWriter):
         self._max_dead_letter_bytes = min([own, *letters])
         columns = record_columns(sink, context.schema)
         self._names = tuple(columns)
-        self._parts = Selection([*map(F.col, _CONTROL), *columns.values()])
+        self._parts = Selection([*map(F.col, C.SINK_CONTROL), *columns.values()])
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
@@ -147,7 +146,7 @@ class JvmWriter(KafkaWriter):
     def _reports(
         self, rows: DataFrame, columns: Sequence[str], request: StageRequest
     ) -> Sequence[Mapping[str, Any]]:
-        places = {name: len(_CONTROL) + place for place, name in enumerate(columns)}
+        places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
         optional = (PARTITION, TIMESTAMP, HEADERS, MISFIT)
         options = {
             **jvm_options(self._sink, self._max_record_bytes),

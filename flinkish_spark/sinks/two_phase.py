@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.arguments import does_nothing_when_called
+from flinkish_spark.arguments import refuse_if_never_run
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.protocol.ids import CheckpointId
@@ -261,13 +261,8 @@ class TwoPhaseCommitSink(Sink):
                 what_to_do="define write(self, handle, record)",
             )
         for name in _METHODS:
-            why = does_nothing_when_called(getattr(own, name))
-            if why:
-                raise ConfigError(
-                    f"{name}() of the class {own.__name__} of sink '{context.uid}' would never run",
-                    why=why,
-                    what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
-                )
+            what = f"{name}() of the class {own.__name__} of sink '{context.uid}'"
+            refuse_if_never_run(getattr(own, name), what)
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",

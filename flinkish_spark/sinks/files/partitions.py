@@ -17,7 +17,7 @@ from string import Formatter
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from flinkish_spark.arguments import does_nothing_when_called, refused_as_config_errors, with_methods_of
+from flinkish_spark.arguments import refuse_if_never_run, refused_as_config_errors, with_methods_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.sinks.base import CompletedCheckpoint
@@ -286,13 +286,7 @@ class PartitionCommit:
             )
         for policy in self.policies:
             with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
-            why = does_nothing_when_called(policy.commit)
-            if why:
-                raise ConfigError(
-                    f"commit() of the policy {type(policy).__name__} would never run",
-                    why=why,
-                    what_to_do="define it with `def` and without `yield`",
-                )
+            refuse_if_never_run(policy.commit, f"commit() of the policy {type(policy).__name__}")
         with refused_as_config_errors(_LEAVE_OUT):
             checked_choice("at_final", self.at_final, AtFinal)
 

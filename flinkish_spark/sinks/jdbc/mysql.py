@@ -199,7 +199,7 @@ class MySql(Dialect):
         for part in _parts(rows, most_letters):
             sql = head + ", ".join([one] * len(part)) + self.on_conflict(target)
             params = tuple(value for row in part for value in row)
-            if sum(map(_letters, part)) > most_letters:
+            if len(part) == 1 and _letters(part[0]) > most_letters:
                 _require_short_enough(session, sql, params, int(most_bytes))
             session.run(sql, params)
 
