@@ -78,7 +78,7 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
 SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py tests/spark/test_two_phase*.py)
-spark: setup ## local Spark sessions
+spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 	@tools/lanes.sh $(BUILD)/lanes-spark \
 	    '$(PY) -m pytest $(SINKS)' \
 	    '$(PY) -m pytest tests/spark $(SINKS:%=--ignore=%)'
@@ -86,19 +86,18 @@ spark: setup ## local Spark sessions
 # These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
 DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py) \
     $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py)
-broker: setup ## a real Kafka broker
+broker: setup $(BUILD)/classes.jsa ## a real Kafka broker
 	@tools/lanes.sh $(BUILD)/lanes-broker \
 	    '$(PY) -m pytest tests/broker --jvm without' \
 	    '$(PY) -m pytest $(DOORS) --jvm with' \
 	    '$(PY) -m pytest tests/broker --jvm with $(DOORS:%=--ignore=%)'
 
-KILLS_OF_A_JOB := tests/crash/test_crash.py tests/crash/test_checker.py
-FAULTS := tests/crash/test_faults.py tests/crash/test_sweep.py
-crash: setup ## kill -9 loops with exact counts
+# These compute all the time: as many lanes as the smallest machine of ours has cores.
+OF_A_JOB := $(patsubst %,tests/crash/test_%.py,crash checker faults cluster)
+crash: setup $(BUILD)/classes.jsa ## kill -9 loops with exact counts
 	@tools/lanes.sh $(BUILD)/lanes-crash \
-	    '$(PY) -m pytest $(KILLS_OF_A_JOB)' \
-	    '$(PY) -m pytest $(FAULTS)' \
-	    '$(PY) -m pytest tests/crash $(KILLS_OF_A_JOB:%=--ignore=%) $(FAULTS:%=--ignore=%)'
+	    '$(PY) -m pytest $(OF_A_JOB)' \
+	    '$(PY) -m pytest tests/crash $(OF_A_JOB:%=--ignore=%)'
 
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
@@ -137,6 +136,11 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@tools/require.sh maven
 	@echo "fetching JARs into build/$*"
 	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
+	@touch $@
+
+$(BUILD)/classes.jsa: tools/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
+	@echo "archiving the classes of a job"
+	@$(PY) tools/archive_classes.py $@
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

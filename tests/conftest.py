@@ -30,6 +30,10 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
 # and its threads take the two cores that jobs and brokers want.
 os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# What a driver's JVM loads comes from an archive (`make spark` makes it); a JVM that cannot use it goes on.
+if (BUILD / "classes.jsa").exists():
+    archived = f"-XX:SharedArchiveFile={BUILD / 'classes.jsa'}"
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{archived} -Xlog:cds=off -Xlog:cds+dynamic=off"
 for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
 

@@ -19,7 +19,7 @@ def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
     assert len(EVERY_POINT) == 20
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(1_800)
 def test_twenty_kills_at_the_door(run_directory: Path) -> None:
     outcome = DoorRun(run_directory, seed=4).run(EVERY_POINT)
 

@@ -50,17 +50,21 @@ class UnprivilegedRig(Rig):
         return [setpriv, "--bounding-set=-dac_override,-dac_read_search", *command]
 
 
-def exact_under(directory: Path, fault: Callable[[Rig], None], kind: type[Rig] = Rig) -> None:
-    """Run a job, let something happen to it, and compare everything in the end."""
+Fault = Callable[[Rig], None]
+
+
+def exact_under(directory: Path, *faults: Fault, kind: type[Rig] = UnprivilegedRig) -> None:
+    """Run a job, let one thing after the other happen to it, and compare everything in the end."""
     with kind(directory, APP, random.Random(1), interval_ms=1_000) as rig:
         producer = rig.produce(seed=3, rate=RATE)
         rig.job.start()
         await_checkpoints(rig, 2)
-        fault(rig)
-        # A job may end of a fault, as long as it does not end wrongly: then it is started again.
-        if not rig.job.is_alive:
-            rig.job.start()
-        await_checkpoints(rig, 3)
+        for fault in faults:
+            began = time.monotonic()
+            fault(rig)
+            # A job may end of a fault, as long as it does not end wrongly: then it is started again.
+            await_checkpoints(rig, 3)
+            print(f"{fault.__name__}: {time.monotonic() - began:.0f} s until it worked again", flush=True)
         producer.stop()
         producer.join(60)
         rig.drain(_PATIENCE_S)
@@ -80,62 +84,56 @@ def await_checkpoints(rig: Rig, count: int) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.timeout(900)
-def test_a_broker_that_is_killed_and_started_again(run_directory: Path) -> None:
-    def fault(rig: Rig) -> None:
-        rig.broker.kill()
-        time.sleep(_FAULT_S)
-        rig.broker.start()
-
-    exact_under(run_directory, fault)
+def a_broker_that_is_killed_and_started_again(rig: Rig) -> None:
+    rig.broker.kill()
+    time.sleep(_FAULT_S)
+    rig.broker.start()
 
 
-@pytest.mark.timeout(900)
-def test_a_broker_that_sleeps_beyond_the_transaction_timeout(run_directory: Path) -> None:
+def a_broker_that_sleeps_beyond_the_transaction_timeout(rig: Rig) -> None:
     """What is staged is aborted by the broker when it wakes; the job stages it again."""
-
-    def fault(rig: Rig) -> None:
-        rig.broker.pause()
-        time.sleep(TRANSACTION_TIMEOUT_MS / 1_000 + 10)
-        rig.broker.resume()
-
-    exact_under(run_directory, fault)
+    rig.broker.pause()
+    time.sleep(TRANSACTION_TIMEOUT_MS / 1_000 + 10)
+    rig.broker.resume()
 
 
-@pytest.mark.timeout(900)
-def test_a_disk_that_is_full_for_a_while(run_directory: Path) -> None:
+def a_disk_that_is_full_for_a_while(rig: Rig) -> None:
     """No process of the job can write a byte into a file: driver, JVM, workers."""
-
-    def fault(rig: Rig) -> None:
-        limits = {}
-        for process in [psutil.Process(rig.job._running().pid), rig.job._jvm()]:
-            limits[process] = process.rlimit(resource.RLIMIT_FSIZE)
-            process.rlimit(resource.RLIMIT_FSIZE, (0, limits[process][1]))
-        seen = rig.confirmed
-        time.sleep(_FAULT_S)
-        assert rig.confirmed <= seen + 1, "the disk was not full"
-        for process, limit in limits.items():
-            if process.is_running():
-                process.rlimit(resource.RLIMIT_FSIZE, limit)
-
-    exact_under(run_directory, fault)
+    limits = {}
+    for process in [psutil.Process(rig.job._running().pid), rig.job._jvm()]:
+        limits[process] = process.rlimit(resource.RLIMIT_FSIZE)
+        process.rlimit(resource.RLIMIT_FSIZE, (0, limits[process][1]))
+    seen = rig.confirmed
+    time.sleep(_FAULT_S)
+    assert rig.confirmed <= seen + 1, "the disk was not full"
+    for process, limit in limits.items():
+        if process.is_running():
+            process.rlimit(resource.RLIMIT_FSIZE, limit)
 
 
-@pytest.mark.timeout(900)
-def test_a_job_directory_that_cannot_be_written_for_a_while(run_directory: Path) -> None:
-    def fault(rig: Rig) -> None:
-        folders = [Path(folder) for folder, _, _ in os.walk(rig._job_dir)]
-        modes = {folder: folder.stat().st_mode for folder in folders}
-        for folder in folders:
-            folder.chmod(0o555)
-        seen = rig.confirmed
-        time.sleep(_FAULT_S)
-        assert rig.confirmed <= seen + 1, "the directory could be written"
-        for folder, mode in modes.items():
-            if folder.exists():
-                folder.chmod(mode)
+def a_job_directory_that_cannot_be_written_for_a_while(rig: Rig) -> None:
+    folders = [Path(folder) for folder, _, _ in os.walk(rig._job_dir)]
+    modes = {folder: folder.stat().st_mode for folder in folders}
+    for folder in folders:
+        folder.chmod(0o555)
+    seen = rig.confirmed
+    time.sleep(_FAULT_S)
+    assert rig.confirmed <= seen + 1, "the directory could be written"
+    for folder, mode in modes.items():
+        if folder.exists():
+            folder.chmod(mode)
 
-    exact_under(run_directory, fault, UnprivilegedRig)
+
+@pytest.mark.timeout(1_800)
+def test_one_fault_after_the_other(run_directory: Path) -> None:
+    """All in one run: a job that survived one of them badly does not survive the next."""
+    exact_under(
+        run_directory,
+        a_disk_that_is_full_for_a_while,
+        a_broker_that_is_killed_and_started_again,
+        a_job_directory_that_cannot_be_written_for_a_while,
+        a_broker_that_sleeps_beyond_the_transaction_timeout,
+    )
 
 
 def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(run_directory: Path) -> None:
@@ -143,7 +141,7 @@ def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(run_di
         rig._job_dir.mkdir()
         rig._job_dir.chmod(0o555)
         rig.job.start()
-        assert rig.job.wait(120) != 0
+        assert rig.job.wait(_PATIENCE_S) != 0
         said = rig.job.log.read_text(encoding="utf-8")
         rig._job_dir.chmod(0o755)
     assert str(rig._job_dir) in said
@@ -189,7 +187,7 @@ def standalone_cluster(directory: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_200)
 def test_a_task_that_runs_twice_at_the_same_time(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +199,7 @@ def test_a_task_that_runs_twice_at_the_same_time(
     # The first micro-batch of a cluster takes longer than a short timeout allows.
     monkeypatch.setenv(TIMEOUT_VARIABLE, "300000")
 
-    def fault(rig: Rig) -> None:
+    def a_dawdling_task(rig: Rig) -> None:
         (dawdle / "may").touch()
         deadline = time.monotonic() + _PATIENCE_S
         while not (dawdle / "slept").exists():
@@ -213,4 +211,4 @@ def test_a_task_that_runs_twice_at_the_same_time(
 
     with standalone_cluster(dawdle / "cluster") as master:
         monkeypatch.setenv(MASTER_VARIABLE, master)
-        exact_under(run_directory, fault, SpeculatingRig)
+        exact_under(run_directory, a_dawdling_task, kind=SpeculatingRig)

@@ -98,7 +98,8 @@ class Life:
             listener.listen(1)
             listener.settimeout(1)
             flag = "SharedArchiveFile" if classes.exists() else "ArchiveClassesAtExit"
-            process.start({JVM_VARIABLE: f"{_JVM} -XX:{flag}={classes}"})
+            # A JVM takes one archive, and this one has more in it than the one of all tests.
+            process.start({JVM_VARIABLE: f"{_JVM} -XX:{flag}={classes}", "SPARK_SUBMIT_OPTS": ""})
             self._socket = self._accepted(listener)
         threading.Thread(target=self._listen, name="life", daemon=True).start()
 
