@@ -138,9 +138,9 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
 	@touch $@
 
-$(BUILD)/classes.jsa: tools/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
+$(BUILD)/classes.jsa: tests/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
 	@echo "archiving the classes of a job"
-	@$(PY) tools/archive_classes.py $@
+	@$(PY) -m tests.archive_classes $@
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

@@ -1,4 +1,4 @@
-"""`archive_classes.py FILE`: keep the classes that a job's JVM loads, so that those of tests begin faster.
+"""`python -m tests.archive_classes FILE`: keep the classes that a job's JVM loads, so that those of tests begin faster.
 
 A JVM that dies of a kill -9 is followed by another one, and each reads, verifies and links some 20,000
 classes before its first micro-batch: a third of the processor time that it uses until its first checkpoint.
@@ -13,10 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from demo.rig import Rig  # noqa: E402
+from demo.rig import ROOT, Rig
 
 _PATIENCE_S = 300
 
