@@ -1,4 +1,4 @@
-"""`python -m tests.archive_classes FILE`: keep the classes that a job's JVM loads, so that those of tests begin faster.
+"""`python -m tests.archive_classes FILE`: keep the classes that a job's JVM loads, for those of tests.
 
 A JVM that dies of a kill -9 is followed by another one, and each reads, verifies and links some 20,000
 classes before its first micro-batch: a third of the processor time that it uses until its first checkpoint.
