@@ -1,0 +1,51 @@
+"""Words that operators share: times, timers, side outputs."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+#: Before any watermark was seen: nothing is late.
+MIN_WATERMARK_MS = -(1 << 63)
+#: No element comes any more: the end of a bounded input. Fires every event-time timer.
+MAX_WATERMARK_MS = (1 << 63) - 1
+
+
+class TimeDomain(enum.Enum):
+    """Which clock a timer goes by."""
+
+    EVENT_TIME = "EVENT_TIME"
+    PROCESSING_TIME = "PROCESSING_TIME"
+
+
+class Timer(NamedTuple):
+    """A call that a key asked for; unique by all three.
+
+    `namespace` tells a key's timers apart: a window, or None where a function has set it.
+    """
+
+    time_ms: int
+    key: Any
+    namespace: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTag:
+    """Names a side output and its type.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator that emits to it.
+    output
+        Fields of the rows, as DDL.
+
+    Examples
+    --------
+    >>> OutputTag("late", "user STRING, amount LONG").name
+    'late'
+    """
+
+    name: str
+    output: str

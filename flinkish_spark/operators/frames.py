@@ -1,0 +1,70 @@
+"""Named byte sections in a checked frame: magic, version, count; per section name, length, CRC32, payload.
+
+Reading never runs code, and what is torn or altered is found before any of it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+
+_MAGIC = b"FSKS"
+_VERSION = 2
+_HEAD = struct.Struct("<4sBH")
+_SECTION = struct.Struct("<HQI")
+
+#: Sections by name; views into the bytes that were read.
+Frame = Mapping[str, memoryview]
+
+
+class FrameError(ValueError):
+    """The bytes are torn, altered, or written by another version."""
+
+
+def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
+    """Return sections as bytes.
+
+    Examples
+    --------
+    >>> bytes(unpack_frame(pack_frame({"a": b"1", "b": b""}))["a"])
+    b'1'
+    """
+    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, _VERSION, len(sections))]
+    for text, payload in sections.items():
+        name = text.encode("utf-8")
+        parts += [_SECTION.pack(len(name), len(payload), zlib.crc32(payload)), name, payload]
+    return b"".join(parts)
+
+
+def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
+    """Return the sections of a frame.
+
+    Raises
+    ------
+    FrameError
+        It is not a frame of this version, it is torn, or its content was altered.
+    """
+    view = memoryview(data)
+    sections: dict[str, memoryview] = {}
+    try:
+        magic, version, count = _HEAD.unpack_from(view)
+        if magic != _MAGIC or version != _VERSION:
+            raise FrameError(f"not a state value of version {_VERSION}")
+        at = _HEAD.size
+        for _ in range(count):
+            name_length, length, checksum = _SECTION.unpack_from(view, at)
+            at += _SECTION.size
+            name = bytes(view[at : at + name_length]).decode("utf-8")
+            payload = view[at + name_length : at + name_length + length]
+            at += name_length + length
+            if len(payload) != length or zlib.crc32(payload) != checksum:
+                raise FrameError(f"the section {name!r} is torn or altered")
+            if name in sections:
+                raise FrameError(f"the section {name!r} is there twice")
+            sections[name] = payload
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"the state value is torn: {error}") from error
+    if at != len(view):
+        raise FrameError("the state value has bytes after its end")
+    return sections

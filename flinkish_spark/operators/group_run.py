@@ -1,0 +1,186 @@
+"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
+
+A micro-batch has one watermark, which is known before it runs. An element is *before* it or *behind* it:
+records of a source are behind (the watermark is what earlier micro-batches have shown), and what an
+operator emits while timers of that watermark fire is before. So an operator behind a window sees the
+window's result on time, as it does where watermarks flow between elements.
+
+    processing-time timers  ->  elements before  ->  watermark, event-time timers  ->  elements behind
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkish_spark.operators.elements import OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
+from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.timers import TimerQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where time stands in a micro-batch, in milliseconds.
+
+    Parameters
+    ----------
+    watermark_before_ms
+        What the last micro-batch reached.
+    watermark_ms
+        What this one reaches; never less.
+    processing_time_ms
+        When it began.
+    """
+
+    watermark_before_ms: int
+    watermark_ms: int
+    processing_time_ms: int
+
+    @property
+    def limits_ms(self) -> dict[TimeDomain, int]:
+        """Up to when timers are due, by their clock."""
+        return {
+            TimeDomain.EVENT_TIME: self.watermark_ms,
+            TimeDomain.PROCESSING_TIME: self.processing_time_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of one input in their order, column by column.
+
+    Parameters
+    ----------
+    keys, values
+        Of each element.
+    times_ms
+        Event times; None if the stream has none.
+    source
+        Number of the input.
+    """
+
+    keys: Sequence[Any]
+    values: Iterable[Any]
+    times_ms: Sequence[int | None] | None = None
+    source: int = 0
+
+
+@dataclass
+class Emitted:
+    """What a key group emitted, in order.
+
+    Parameters
+    ----------
+    rows, times_ms
+        As long as each other; a row has the time of its element or timer.
+    before
+        How many of the rows are before the watermark.
+    side
+        Rows and times by name of the side output, and how many of them are before the watermark.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    times_ms: list[int | None] = field(default_factory=list)
+    before: int = 0
+    side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
+    side_before: dict[str, int] = field(default_factory=dict)
+
+
+class ElementFailed(Exception):
+    """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
+
+    def __init__(self, at: int, is_before: bool, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.at, self.is_before, self.error = at, is_before, error
+
+
+class TimerFailed(Exception):
+    """The function raised at a timer."""
+
+    def __init__(self, timer: Timer, domain: TimeDomain, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.timer, self.domain, self.error = timer, domain, error
+
+
+class GroupRun:
+    """An opened operator, with whatever key group's state and timers are put into it.
+
+    Whoever calls :meth:`run` has loaded the entries of all keys that will have their turn into
+    `states.tables`: those of the elements, and those whose timers are due.
+    """
+
+    def __init__(self, operator: KeyedStreamOperator, uid: str, max_parallelism: int) -> None:
+        self.states = KeyedStates(uid, max_parallelism)
+        self.timers = Timers(self.states.scope)
+        self._context = FunctionContext(self.states.scope, self.timers, self._to_side)
+        self._operator = operator
+        self._emitted = Emitted()
+        operator.open(self.states, self._context, self.timers)
+        self._processors = operator.processors()
+
+    def begin(self, timers: dict[TimeDomain, TimerQueue]) -> None:
+        """Make a key group the current one; its entries are put into the tables after this."""
+        self.states.begin_group()
+        self.timers.queues = timers
+
+    def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
+        """Work through a micro-batch of the current key group.
+
+        Raises
+        ------
+        ElementFailed, TimerFailed
+            The function raised; nothing of the micro-batch counts.
+        """
+        self._emitted = emitted = Emitted()
+        self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
+        self.timers.watermark_ms = progress.watermark_before_ms
+        self._fire(TimeDomain.PROCESSING_TIME, progress.processing_time_ms)
+        self._process(before, is_before=True)
+        # This order matters: the watermark stands before the timers fire that it makes due.
+        self.timers.watermark_ms = progress.watermark_ms
+        self._fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
+        emitted.before = len(emitted.rows)
+        emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
+        self._process(behind, is_before=False)
+        return emitted
+
+    def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:
+        at = -1
+        scope, context = self.states.scope, self._context
+        rows, times = self._emitted.rows, self._emitted.times_ms
+        scope.namespace = None
+        try:
+            for elements in inputs:
+                process = self._processors[elements.source]
+                stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
+                for key, value, time_ms in zip(elements.keys, elements.values, stamps, strict=True):
+                    at += 1
+                    scope.key = scope.slot = key
+                    context.timestamp_ms = time_ms
+                    result = process(value, context)
+                    if result is not None:
+                        # A generator runs here, with the key still current.
+                        rows.extend(result)
+                        times.extend([time_ms] * (len(rows) - len(times)))
+        except Exception as error:
+            raise ElementFailed(at, is_before, error) from error
+
+    def _fire(self, domain: TimeDomain, now_ms: int) -> None:
+        scope, context, on_timer = self.states.scope, self._context, self._operator.on_timer
+        rows, times = self._emitted.rows, self._emitted.times_ms
+        context.domain = domain
+        for timer in self.timers.queues[domain].due(now_ms):
+            scope.enter(timer.key, timer.namespace)
+            context.timestamp_ms = timer.time_ms
+            try:
+                result = on_timer(timer, domain)
+                if result is not None:
+                    rows.extend(result)
+            except Exception as error:
+                raise TimerFailed(timer, domain, error) from error
+            times.extend([timer.time_ms] * (len(rows) - len(times)))
+
+    def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
+        self._emitted.side.setdefault(tag.name, []).append((value, time_ms))

@@ -1,0 +1,294 @@
+"""The stored state of one key group: read for the keys at hand, worked on, written again.
+
+A key group's value is a checked frame (`flinkish_spark/runtime/state_codec.py`) with one section per state
+and clock, which is an Arrow table, and a section that says whose it is. Where a key group has grown, most of
+it lies in a base: a file that is never changed, which the value names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
+from flinkish_spark.operators.group_run import GroupRun, Progress
+from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.table_codec import (
+    ALIVE,
+    HASH,
+    TIME,
+    Row,
+    SlotForm,
+    TableLayout,
+    layout_of,
+    timer_layout,
+)
+from flinkish_spark.operators.timers import TimerQueue
+from flinkish_spark.state.tables import ExpiringTable
+
+Array = np.ndarray[Any, Any]
+
+_OWNER = ""
+_TIMERS = "timers/"
+_STATE = "state/"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRef:
+    """Where the base of a key group lies.
+
+    Parameters
+    ----------
+    file
+        Name below the folder of the operator's bases; no path.
+    offset, length
+        The frame's place in it, in bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+class Bases(Protocol):
+    """Where bases are kept; files are written once and never changed."""
+
+    def read(self, ref: BaseRef) -> memoryview:
+        """Return a base's bytes; the file stays mapped as long as they are in use."""
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Keep a frame and return where."""
+
+
+@dataclass(frozen=True)
+class BasePolicy:
+    """When a key group's entries move into a base.
+
+    Parameters
+    ----------
+    smallest_bytes
+        A value that is smaller stays in one piece.
+    delta_share
+        The delta moves into a new base when it has more than this share of the base's rows.
+    """
+
+    smallest_bytes: int = 128 * 1024
+    delta_share: float = 0.125
+    smallest_delta_rows: int = 1024
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """The tables of an operator's key groups, known once it is open."""
+
+    uid: str
+    states: Mapping[str, TableLayout]
+    timers: Mapping[TimeDomain, TableLayout]
+
+    @classmethod
+    def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
+        """Return the layout of an opened operator."""
+        form = {True: SlotForm.KEY_AND_WINDOW, False: SlotForm.KEY}
+        return cls(
+            states.uid,
+            {
+                name: layout_of(descriptor, key_types, form[name in states.namespaced])
+                for name, descriptor in states.descriptors.items()
+            },
+            {domain: timer_layout(domain, key_types) for domain in TimeDomain},
+        )
+
+    @property
+    def sections(self) -> dict[str, TableLayout]:
+        """Layouts by the name of their section."""
+        states = {_STATE + name: layout for name, layout in self.states.items()}
+        return states | {_TIMERS + domain.value: layout for domain, layout in self.timers.items()}
+
+
+class StateMismatch(ValueError):
+    """What is stored is another operator's, or of another declaration."""
+
+
+class GroupState:
+    """The state of one key group in one micro-batch.
+
+    Parameters
+    ----------
+    layout
+        Of the operator.
+    value
+        What was stored; None at the beginning.
+    bases
+        Where bases are.
+
+    Raises
+    ------
+    FrameError
+        The value, or the base that it names, is damaged.
+    StateMismatch
+        It belongs to another operator, or a state is stored with other types than it is declared with.
+    """
+
+    def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
+        self._layout, self._bases = layout, bases
+        delta = {} if value is None else unpack_frame(value)
+        owner = json.loads(bytes(delta.pop(_OWNER, b"{}")))
+        if owner.get("uid", layout.uid) != layout.uid:
+            raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
+        self.base = BaseRef(**owner["base"]) if owner.get("base") else None
+        self._registered = {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain}
+        base: Frame = {} if self.base is None else unpack_frame(bases.read(self.base))
+        sections = layout.sections
+        unknown = sorted((delta.keys() | base.keys()) - sections.keys() - {_OWNER})
+        if unknown:
+            raise StateMismatch(
+                f"the stored {unknown[0].partition('/')[2]!r} is no longer declared by the function"
+            )
+        self._tables = {
+            name: LayeredTable(table, _read(table, base.get(name)), _read(table, delta.get(name)))
+            for name, table in sections.items()
+        }
+        self._selected: dict[str, dict[Any, Row]] = {}
+        self._hash_of: dict[Any, int] = {}
+
+    def load(self, run: GroupRun, hash_of: Mapping[Any, int], progress: Progress) -> None:
+        """Give an operator the entries of keys that have elements, and of those whose timers are due.
+
+        Parameters
+        ----------
+        hash_of
+            Hash of each key that has elements.
+        """
+        run.begin({})
+        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
+        due = [self._due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        hashes = np.unique(np.concatenate([own, *due]))
+        self._selected = {name: table.select(hashes) for name, table in self._tables.items()}
+        self._hash_of = dict(hash_of)
+        for domain in TimeDomain:
+            timers = self._selected[_TIMERS + domain.value]
+            self._hash_of.update((timer.key, row.hash) for timer, row in timers.items())
+            stored = {timer: row.value[0] for timer, row in timers.items()}
+            run.timers.queues[domain] = TimerQueue(stored, self._registered[domain])
+        for name, table in run.states.tables.items():
+            found = self._selected[_STATE + name]
+            table.entries = {slot: row.value for slot, row in found.items()}
+            if isinstance(table, ExpiringTable):
+                table.touched_ms = {slot: row.touched_ms for slot, row in found.items()}
+
+    def store(self, run: GroupRun) -> bool:
+        """Take over what an operator has changed since :meth:`load`; return whether it has."""
+        for name, table in run.states.tables.items():
+            has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+            stamps = table.touched_ms if isinstance(table, ExpiringTable) else {}
+            rows = {}
+            for slot in table.changed:
+                hashed = self._hash_of[slot[0] if has_window else slot]
+                alive = slot in table.entries
+                rows[slot] = Row(slot, table.entries.get(slot), hashed, stamps.get(slot, 0), alive)
+            self._tables[_STATE + name].replace(rows)
+        for domain, queue in run.timers.queues.items():
+            self._registered[domain] = queue.registered
+            stored = self._tables[_TIMERS + domain.value]
+            rows = {}
+            for timer, (place, is_there) in queue.changes().items():
+                below = stored.in_base.get(timer)
+                value = (place, None if below is None else below.value[0])
+                rows[timer] = Row(timer, value, self._hash_of[timer.key], alive=is_there)
+            stored.replace(rows)
+        return any(table.is_changed for table in self._tables.values())
+
+    def next_due_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the first timer of a clock is due; None if there is none."""
+        times = self._living_timers(domain)[0]
+        return int(times.min()) if len(times) else None
+
+    def timer_count(self) -> int:
+        """Return the number of timers."""
+        return sum(len(self._living_timers(domain)[0]) for domain in TimeDomain)
+
+    def dump(self, group: int, policy: BasePolicy) -> bytes:
+        """Return the value to store; moves the entries into a new base if it is time to."""
+        value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
+        grown = len(value) > policy.smallest_bytes if self.base is None else self._is_delta_full(policy)
+        if not grown:
+            return value
+        merged = self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+        return self._frame({}, self._bases.write(group, merged))
+
+    def dump_whole(self) -> bytes:
+        """Return a value without a base: for savepoints."""
+        return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+
+    def rows(self, state: str) -> Iterable[Row]:
+        """Return all living entries of a state."""
+        return self._tables[_STATE + state].rows()
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _due(self, domain: TimeDomain, limit_ms: int) -> Array:
+        """Return the hashes of keys with timers that are due."""
+        times, hashes = self._living_timers(domain)
+        due: Array = hashes[times <= limit_ms]
+        return due
+
+    def _living_timers(self, domain: TimeDomain) -> tuple[Array, Array]:
+        """Return times and hashes of a clock's timers, without making objects of them.
+
+        A timer that fired or was deleted stays in the base until the next one; the delta says its place.
+        """
+        table = self._tables[_TIMERS + domain.value]
+        living = table.delta.filter(table.delta.column(ALIVE))
+        times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
+        if table.base is None:
+            return times, hashes
+        covered = table.delta.column("value_1").drop_null().to_numpy()
+        kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
+        below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
+        return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
+
+    def _is_delta_full(self, policy: BasePolicy) -> bool:
+        upper = sum(table.delta.num_rows for table in self._tables.values())
+        lower = sum(len(table) for table in self._tables.values()) - upper
+        return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * lower))
+
+    def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
+        owner = {
+            "uid": self._layout.uid,
+            "base": None if base is None else asdict(base),
+            "registered": {domain.value: count for domain, count in self._registered.items() if count},
+        }
+        sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps(owner).encode()}
+        sections.update({name: _ipc(batch) for name, batch in batches.items() if batch.num_rows})
+        return pack_frame(sections)
+
+
+def _ipc(batch: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def _read(layout: TableLayout, payload: memoryview | None) -> pa.RecordBatch | None:
+    if payload is None:
+        return None
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        if not reader.schema.equals(layout.schema):
+            raise StateMismatch(
+                f"state {layout.name!r} is stored as {_types(reader.schema)} "
+                f"but declared as {_types(layout.schema)}"
+            )
+        return reader.read_next_batch()
+
+
+def _types(schema: pa.Schema) -> str:
+    own = [field for field in schema if field.name.startswith(("key_", "value_"))]
+    return ", ".join(f"{field.name} {field.type}" for field in own)

@@ -1,0 +1,173 @@
+"""What an operator's function is given: states, times, timers, side outputs of the current key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.timers import TimerQueue
+from flinkish_spark.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
+
+
+class StateRedeclared(ValueError):
+    """One name was given to two states of an operator that are not the same."""
+
+
+class KeyedStates:
+    """The states of an operator, made when it is opened; the tables behind them change per key group.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        self.uid, self.max_parallelism = uid, max_parallelism
+        self.scope = KeyScope()
+        self.descriptors: dict[str, StateDescriptor] = {}
+        #: Whose slots have a namespace: states of windows.
+        self.namespaced: set[str] = set()
+        self.tables: dict[str, StateTable] = {}
+        self._states: dict[str, Any] = {}
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the value state of that name."""
+        state: ValueState[Any] = self._declared(
+            descriptor, lambda table: ValueState(self.scope, table, descriptor.default)
+        )
+        return state
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the list state of that name."""
+        state: ListState[Any] = self._declared(descriptor, lambda table: ListState(self.scope, table))
+        return state
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the map state of that name."""
+        state: MapState[Any, Any] = self._declared(descriptor, lambda table: MapState(self.scope, table))
+        return state
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the reducing state of that name."""
+        state: ReducingState[Any] = self._declared(
+            descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce)
+        )
+        return state
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """Return the aggregating state of that name."""
+        state: AggregatingState = self._declared(
+            descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate)
+        )
+        return state
+
+    def per_namespace(self, name: str) -> None:
+        """Keep a state per key and namespace; said by operators with windows, when they are opened."""
+        self.namespaced.add(name)
+
+    def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
+        known = self.descriptors.setdefault(descriptor.name, descriptor)
+        if known != descriptor:
+            raise StateRedeclared(
+                f"operator '{self.uid}' declares the state '{descriptor.name}' as {known} and as {descriptor}"
+            )
+        if descriptor.name not in self._states:
+            table = StateTable() if descriptor.ttl is None else ExpiringTable(descriptor.ttl)
+            self.tables[descriptor.name] = table
+            self._states[descriptor.name] = make(table)
+        return self._states[descriptor.name]
+
+    def begin_group(self) -> None:
+        """Forget the entries of the last key group."""
+        for table in self.tables.values():
+            table.entries.clear()
+            table.changed.clear()
+            if isinstance(table, ExpiringTable):
+                table.touched_ms.clear()
+
+
+class Timers:
+    """Times and timers, as functions see them: those of the current key and namespace."""
+
+    __slots__ = ("_scope", "processing_time_ms", "queues", "watermark_ms")
+
+    def __init__(self, scope: KeyScope) -> None:
+        self._scope = scope
+        self.queues: dict[TimeDomain, TimerQueue] = {domain: TimerQueue() for domain in TimeDomain}
+        self.watermark_ms = MIN_WATERMARK_MS
+        self.processing_time_ms = 0
+
+    def current_watermark(self) -> int:
+        """Return the watermark."""
+        return self.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self.processing_time_ms
+
+    def register_event_time_timer(self, time_ms: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self.queues[TimeDomain.EVENT_TIME].register(self._timer(time_ms))
+
+    def register_processing_time_timer(self, time_ms: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self.queues[TimeDomain.PROCESSING_TIME].register(self._timer(time_ms))
+
+    def delete_event_time_timer(self, time_ms: int) -> None:
+        """Delete a timer of the current key and namespace."""
+        self.queues[TimeDomain.EVENT_TIME].delete(self._timer(time_ms))
+
+    def delete_processing_time_timer(self, time_ms: int) -> None:
+        """Delete a timer of the current key and namespace."""
+        self.queues[TimeDomain.PROCESSING_TIME].delete(self._timer(time_ms))
+
+    def _timer(self, time_ms: int) -> Timer:
+        return Timer(time_ms, self._scope.key, self._scope.namespace)
+
+
+class FunctionContext:
+    """What `process_element` and `on_timer` are given; one object, whose facts change."""
+
+    __slots__ = ("_scope", "_side", "_timers", "domain", "timestamp_ms")
+
+    def __init__(
+        self, scope: KeyScope, timers: Timers, side: Callable[[OutputTag, Any, int | None], None]
+    ) -> None:
+        self._scope, self._timers, self._side = scope, timers, side
+        self.timestamp_ms: int | None = None
+        self.domain = TimeDomain.EVENT_TIME
+
+    def get_current_key(self) -> Any:
+        """Return the current key."""
+        return self._scope.key
+
+    def timestamp(self) -> int | None:
+        """Return the time of the element or timer."""
+        return self.timestamp_ms
+
+    def timer_service(self) -> Timers:
+        """Return times and timers."""
+        return self._timers
+
+    def time_domain(self) -> TimeDomain:
+        """Return which clock fired; for timers."""
+        return self.domain
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self._side(tag, value, self.timestamp_ms)

@@ -1,0 +1,121 @@
+"""A table of entries in two layers: an old one that is not touched, and what has changed since.
+
+The lower layer (the base) may be large and lie in a file that is mapped into memory; the upper one (the
+delta) is small and travels with the key group's value. A row of the delta stands for the base's row of the
+same slot; with `alive` false it says that the base's does not count any more. Without a base the delta is
+the whole table.
+
+Only rows of keys that are worked on become Python objects. Rows are found by their key's hash; two keys of
+one hash are both found, and told apart by their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.operators.table_codec import (
+    Row,
+    TableLayout,
+    decode_rows,
+    encode_rows,
+    places_with,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+class LayeredTable:
+    """The stored rows of one state of one key group.
+
+    Use: :meth:`select` the rows of the keys at hand, work, :meth:`replace` what became of them; then
+    :attr:`delta` is to be stored again if :attr:`is_changed`.
+    """
+
+    def __init__(
+        self, layout: TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
+    ) -> None:
+        self.layout, self.base = layout, base
+        self.delta = encode_rows(layout, []) if delta is None else delta
+        self.is_changed = False
+        #: The delta without the rows that were selected; those; and the rows of the base that were.
+        self._kept = self.delta
+        self._in_delta: dict[Any, Row] = {}
+        self.in_base: dict[Any, Row] = {}
+
+    def __len__(self) -> int:
+        """Rows of both layers, an upper bound of the entries."""
+        return sum(int(layer.num_rows) for layer in self.layers)
+
+    @property
+    def layers(self) -> list[pa.RecordBatch]:
+        """The base, if there is one, and the delta."""
+        return [self.delta] if self.base is None else [self.base, self.delta]
+
+    def select(self, hashes: Array) -> dict[Any, Row]:
+        """Return the living rows, by slot, of keys with one of these hashes, which are sorted and unique."""
+        found: dict[Any, Row] = {}
+        if self.base is not None:
+            found = {row.slot: row for row in self._decoded(self.base, places_with(self.base, hashes))}
+        self.in_base = dict(found)
+        places = places_with(self.delta, hashes)
+        self._in_delta = {row.slot: row for row in self._decoded(self.delta, places)}
+        self._kept = _without(self.delta, places)
+        found.update(self._in_delta)
+        return {slot: row for slot, row in found.items() if row.alive}
+
+    def replace(self, changes: Mapping[Any, Row]) -> None:
+        """Put rows, by slot, into the delta; a row that is not alive removes the entry.
+
+        Their keys are among those that were selected.
+        """
+        if not changes:
+            return
+        upper = {**self._in_delta, **changes}
+        # A removed entry leaves a trace only where there is a base in which it could be found again.
+        rows = [row for slot, row in upper.items() if row.alive or slot in self.in_base]
+        self._in_delta = {row.slot: row for row in rows}
+        self.delta = _joined([self._kept, encode_rows(self.layout, rows)])
+        self.is_changed = True
+
+    def merged(self) -> pa.RecordBatch:
+        """Return all living entries as one layer, sorted by hash."""
+        delta = self.delta
+        if self.base is None:
+            return delta
+        hashes = np.unique(delta.column(0).to_numpy())
+        places = places_with(self.base, hashes)
+        over = {row.slot: row for row in self._decoded(self.base, places)}
+        over.update({row.slot: row for row in self._decoded(delta, np.arange(delta.num_rows))})
+        living = [row for row in over.values() if row.alive]
+        return _joined([_without(self.base, places), encode_rows(self.layout, living)])
+
+    def rows(self) -> Iterable[Row]:
+        """Return all living entries; for readers of checkpoints and for savepoints."""
+        merged = self.merged()
+        return self._decoded(merged, np.arange(merged.num_rows))
+
+    def _decoded(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
+        if not len(places):
+            return ()
+        return decode_rows(
+            self.layout, batch if len(places) == batch.num_rows else batch.take(pa.array(places))
+        )
+
+
+def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
+    if not len(places):
+        return batch
+    keep = np.ones(batch.num_rows, dtype=bool)
+    keep[places] = False
+    return batch.filter(pa.array(keep))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of several batches as one, sorted by hash."""
+    joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
+    order = np.argsort(joined.column(0).to_numpy(), kind="stable")
+    return joined.take(pa.array(order))

@@ -1,0 +1,215 @@
+"""Entries of one state as an Arrow table, and back; nothing but typed columns, no pickle.
+
+Columns, in this order:
+
+    hash          the key's hash, by which rows are sorted and found
+    key_0..       the key
+    time          when it is due, for timers
+    from, to      the window, for timers and for states that have one per window
+    touched       when the entry was touched last, for states that expire
+    value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
+                  order of registration, and the place that it had in the layer below
+    alive         false: the entry was removed (only in what lies over older rows)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.operators.elements import TimeDomain, Timer
+from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from flinkish_spark.state.descriptors import is_list_of_fields
+
+HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
+_WINDOW = ("from", "to")
+
+Convert = Callable[[Any], Any]
+
+
+class TableCodecError(ValueError):
+    """An entry does not fit its declared type, or stored columns are not those of the declaration."""
+
+
+class SlotForm(enum.Enum):
+    """What tells the entries of one state apart, and which columns that is besides the key's."""
+
+    KEY = ()
+    KEY_AND_WINDOW = _WINDOW
+    #: A slot is a Timer; its window may be null.
+    TIMER = (TIME, *_WINDOW)
+
+    def split(self, slots: Sequence[Any]) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+        """Return the keys of slots, and the other columns."""
+        if self is SlotForm.KEY:
+            return slots, []
+        windows = [slot[-1] or (None, None) for slot in slots]
+        bounds: list[Sequence[Any]] = [[window[0] for window in windows], [window[1] for window in windows]]
+        if self is SlotForm.KEY_AND_WINDOW:
+            return [slot[0] for slot in slots], bounds
+        return [slot.key for slot in slots], [[slot.time_ms for slot in slots], *bounds]
+
+    def join(self, keys: Sequence[Any], others: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        """Return slots again."""
+        if self is SlotForm.KEY:
+            return keys
+        windows = [None if a is None else (a, b) for a, b in zip(*others[-2:], strict=True)]
+        if self is SlotForm.KEY_AND_WINDOW:
+            return list(zip(keys, windows, strict=True))
+        return list(map(Timer, others[0], keys, windows))
+
+
+class Row(NamedTuple):
+    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one."""
+
+    slot: Any
+    value: Any
+    hash: int
+    touched_ms: int = 0
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The columns of one state.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    keys, values
+        Arrow types.
+    form
+        What a slot is; a window is a tuple of two integers.
+    expires
+        Whether entries have the time of their last touch.
+    decode
+        From what Arrow makes of a value to what the state holds; None where that is the same.
+    """
+
+    name: str
+    keys: tuple[pa.DataType, ...]
+    values: tuple[pa.DataType, ...]
+    form: SlotForm = SlotForm.KEY
+    expires: bool = False
+    decode: Convert | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the table."""
+        fields = [pa.field(HASH, pa.int64())]
+        fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
+        fields += [pa.field(name, pa.int64()) for name in self.form.value]
+        fields += [pa.field(TOUCHED, pa.int64())] if self.expires else []
+        fields += [pa.field(f"value_{i}", kind) for i, kind in enumerate(self.values)]
+        return pa.schema([*fields, pa.field(ALIVE, pa.bool_())])
+
+
+def layout_of(
+    descriptor: StateDescriptor, key_types: Sequence[T.DataType], form: SlotForm = SlotForm.KEY
+) -> TableLayout:
+    """Return how a declared state is stored."""
+    stored = descriptor.stored_type
+    # A value with several fields has a column for each.
+    kinds = [field.dataType for field in stored] if isinstance(stored, T.StructType) else [stored]
+    return TableLayout(
+        descriptor.name,
+        tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
+        tuple(to_arrow_type(kind, timezone="UTC") for kind in kinds),
+        form,
+        descriptor.ttl is not None,
+        _decoder(descriptor),
+    )
+
+
+def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
+    """Return how the timers of one clock are stored."""
+    keys = tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types)
+    return TableLayout(domain.value, keys, (pa.int64(), pa.int64()), SlotForm.TIMER)
+
+
+def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a batch, sorted by hash; rows of one hash keep their order.
+
+    Raises
+    ------
+    TableCodecError
+        A value does not fit its declared type.
+    """
+    keys, others = layout.form.split([row.slot for row in rows])
+    columns: list[Sequence[Any]] = [[row.hash for row in rows], *_spread(keys, len(layout.keys)), *others]
+    if layout.expires:
+        columns.append([row.touched_ms for row in rows])
+    width = len(layout.values)
+    nothing = (None,) * width if width > 1 else None
+    # Of a timer that is gone it still has to be said which one of the layer below that is.
+    keeps = layout.form is SlotForm.TIMER
+    columns += _spread([row.value if row.alive or keeps else nothing for row in rows], width)
+    columns.append([row.alive for row in rows])
+    batch = pa.RecordBatch.from_arrays(
+        [_array(layout, field, column) for field, column in zip(layout.schema, columns, strict=True)],
+        schema=layout.schema,
+    )
+    return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
+
+
+def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
+    """Return the rows of a batch that has the layout's columns, in their order."""
+    columns = {
+        name: column.to_pylist(maps_as_pydicts="strict")
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
+    values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
+    if layout.decode is not None:
+        values = [None if value is None else layout.decode(value) for value in values]
+    slots = layout.form.join(keys, [columns[name] for name in layout.form.value])
+    touched = columns[TOUCHED] if layout.expires else [0] * len(slots)
+    return map(Row, slots, values, columns[HASH], touched, columns[ALIVE])
+
+
+def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the places of a batch's rows, sorted by hash, whose hash is one of `hashes` (sorted, unique)."""
+    stored = batch.column(0).to_numpy()
+    if not len(stored) or not len(hashes):
+        return np.empty(0, dtype=np.int64)
+    first = np.searchsorted(stored, hashes, side="left")
+    counts = np.searchsorted(stored, hashes, side="right") - first
+    # Places of all ranges, one behind the other: a range's first place, repeated, plus 0, 1, 2, ...
+    begins = np.cumsum(counts) - counts
+    places: np.ndarray[Any, Any] = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
+    return places
+
+
+def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any]) -> pa.Array:
+    try:
+        return strict_array(column, field.type)
+    except ValueMismatch as error:
+        raise TableCodecError(f"state {layout.name!r}: {field.name} of {error}") from error
+
+
+def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+    if width == 1:
+        return [values]
+    return [list(column) for column in zip(*values, strict=True)] if values else [[] for _ in range(width)]
+
+
+def _gather(columns: Sequence[list[Any]]) -> list[Any]:
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _decoder(descriptor: StateDescriptor) -> Convert | None:
+    """Return what makes tuples of the dicts that Arrow makes, where a declaration is a list of fields."""
+    if isinstance(descriptor, ListStateDescriptor) and is_list_of_fields(descriptor.element_type):
+        return lambda elements: [tuple(element.values()) for element in elements]
+    if isinstance(descriptor, MapStateDescriptor) and is_list_of_fields(descriptor.value_type):
+        return lambda entries: {key: tuple(value.values()) for key, value in entries.items()}
+    return None

@@ -1,0 +1,98 @@
+"""Where the states of a key group keep their entries while it is worked on; internal to the runtime.
+
+A slot is a key, or a (key, namespace) for states of windows. Only slots of keys that are worked on are
+in a table; what changed is what has to be stored again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flinkish_spark.state.ttl import StateTtl, TtlUpdate
+
+
+class KeyScope:
+    """Whose turn it is in an operator; shared by its states."""
+
+    __slots__ = ("key", "namespace", "now_ms", "slot")
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.namespace: Any = None
+        #: Where states look: the key, with its namespace if it has one.
+        self.slot: Any = None
+        self.now_ms = 0
+
+    def enter(self, key: Any, namespace: Any = None) -> None:
+        """Make a key, and maybe a namespace of its, the current one."""
+        self.key, self.namespace = key, namespace
+        self.slot = key if namespace is None else (key, namespace)
+
+
+class StateTable:
+    """Entries of one state by slot, and the slots whose entries differ from what is stored."""
+
+    __slots__ = ("changed", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[Any, Any] = {}
+        self.changed: set[Any] = set()
+
+    def read(self, scope: KeyScope) -> Any:
+        """Return the current slot's entry, None if there is none."""
+        return self.entries.get(scope.slot)
+
+    def write(self, scope: KeyScope, value: Any) -> None:
+        """Set the current slot's entry."""
+        self.entries[scope.slot] = value
+        self.changed.add(scope.slot)
+
+    def remove(self, scope: KeyScope) -> None:
+        """Remove the current slot's entry, if there is one."""
+        if scope.slot in self.entries:
+            del self.entries[scope.slot]
+            self.changed.add(scope.slot)
+
+    def move(self, source: Any, target: Any) -> None:
+        """Give one slot's entry to another, which loses its own."""
+        self.entries[target] = self.entries.pop(source)
+        self.changed |= {source, target}
+
+
+class ExpiringTable(StateTable):
+    """Entries that expire; `touched_ms` says when each was touched last."""
+
+    __slots__ = ("_ttl", "touched_ms")
+
+    def __init__(self, ttl: StateTtl) -> None:
+        super().__init__()
+        self._ttl = ttl
+        self.touched_ms: dict[Any, int] = {}
+
+    def read(self, scope: KeyScope) -> Any:
+        """Return the current slot's entry unless it is expired."""
+        slot = scope.slot
+        if slot not in self.entries:
+            return None
+        if self._ttl.is_expired(self.touched_ms[slot], scope.now_ms):
+            self.remove(scope)
+            return None
+        if self._ttl.update is TtlUpdate.ON_READ_AND_WRITE and self.touched_ms[slot] != scope.now_ms:
+            self.touched_ms[slot] = scope.now_ms
+            self.changed.add(slot)
+        return self.entries[slot]
+
+    def write(self, scope: KeyScope, value: Any) -> None:
+        """Set the current slot's entry, touched now."""
+        super().write(scope, value)
+        self.touched_ms[scope.slot] = scope.now_ms
+
+    def remove(self, scope: KeyScope) -> None:
+        """Remove the current slot's entry, if there is one."""
+        super().remove(scope)
+        self.touched_ms.pop(scope.slot, None)
+
+    def move(self, source: Any, target: Any) -> None:
+        """Give one slot's entry, and the time of its touch, to another."""
+        super().move(source, target)
+        self.touched_ms[target] = self.touched_ms.pop(source)

@@ -1,0 +1,51 @@
+"""How long an entry of a state lives."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class TtlUpdate(enum.Enum):
+    """What begins an entry's time to live anew (Flink's `StateTtlConfig.UpdateType`)."""
+
+    ON_CREATE_AND_WRITE = "ON_CREATE_AND_WRITE"
+    ON_READ_AND_WRITE = "ON_READ_AND_WRITE"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTtl:
+    """Time to live of a state's entries, by processing time.
+
+    The clock is the micro-batch's processing time, which a micro-batch that is run again has again. An
+    expired entry is never returned. It is removed when its key is touched, and at the latest when the key
+    group's state is rewritten.
+
+    Parameters
+    ----------
+    ttl_ms
+        Positive. An entry is expired when this much time has passed since it was touched last.
+    update
+        What counts as a touch.
+
+    Raises
+    ------
+    ValueError
+        The time is not positive.
+
+    Examples
+    --------
+    >>> StateTtl(ttl_ms=3_600_000).update
+    <TtlUpdate.ON_CREATE_AND_WRITE: 'ON_CREATE_AND_WRITE'>
+    """
+
+    ttl_ms: int
+    update: TtlUpdate = TtlUpdate.ON_CREATE_AND_WRITE
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ttl_ms, bool) or not isinstance(self.ttl_ms, int) or self.ttl_ms <= 0:
+            raise ValueError(f"ttl_ms must be a positive number of milliseconds, not {self.ttl_ms!r}")
+
+    def is_expired(self, touched_ms: int, now_ms: int) -> bool:
+        """Return whether an entry that was touched then is expired now."""
+        return touched_ms + self.ttl_ms <= now_ms

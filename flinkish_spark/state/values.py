@@ -1,0 +1,105 @@
+"""States with one value per key: plain, reduced, aggregated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from flinkish_spark.state.tables import KeyScope, StateTable
+
+if TYPE_CHECKING:
+    from flinkish_spark.functions import AggregateFunction, ReduceFunction
+
+V = TypeVar("V")
+
+
+class ValueState(Generic[V]):
+    """One value per key.
+
+    Valid only while an element or a timer is processed, for its key. Not thread-safe.
+    """
+
+    __slots__ = ("_default", "_scope", "_table")
+
+    def __init__(self, scope: KeyScope, table: StateTable, default: V | None = None) -> None:
+        self._scope, self._table, self._default = scope, table, default
+
+    def value(self) -> V | None:
+        """Return the current key's value; the descriptor's default, or None, if there is none."""
+        value = self._table.read(self._scope)
+        return self._default if value is None else value
+
+    def update(self, value: V | None) -> None:
+        """Set the current key's value; None clears it."""
+        if value is None:
+            self._table.remove(self._scope)
+        else:
+            self._table.write(self._scope, value)
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        self._table.remove(self._scope)
+
+
+class ReducingState(Generic[V]):
+    """One value per key, to which every added one is reduced."""
+
+    __slots__ = ("_reduce", "_scope", "_table")
+
+    def __init__(self, scope: KeyScope, table: StateTable, reduce: ReduceFunction) -> None:
+        self._scope, self._table, self._reduce = scope, table, reduce.reduce
+
+    def add(self, value: V) -> None:
+        """Reduce the current key's value and this one to one."""
+        before = self._table.read(self._scope)
+        self._table.write(self._scope, value if before is None else self._reduce(before, value))
+
+    def get(self) -> V | None:
+        """Return what the current key's values were reduced to; None if there were none."""
+        value: V | None = self._table.read(self._scope)
+        return value
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Reduce one slot's value into another's; for windows that merge."""
+        _merge(self._table, slot, into, self._reduce)
+
+
+class AggregatingState:
+    """One accumulator per key, to which values are added."""
+
+    __slots__ = ("_aggregate", "_scope", "_table")
+
+    def __init__(self, scope: KeyScope, table: StateTable, aggregate: AggregateFunction) -> None:
+        self._scope, self._table, self._aggregate = scope, table, aggregate
+
+    def add(self, value: Any) -> None:
+        """Add to the current key's accumulator, which is made if there is none."""
+        before = self._table.read(self._scope)
+        if before is None:
+            before = self._aggregate.create_accumulator()
+        self._table.write(self._scope, self._aggregate.add(value, before))
+
+    def get(self) -> Any:
+        """Return the result of the current key's accumulator; None if nothing was added."""
+        accumulator = self._table.read(self._scope)
+        return None if accumulator is None else self._aggregate.get_result(accumulator)
+
+    def clear(self) -> None:
+        """Remove the current key's accumulator."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Merge one slot's accumulator into another's; for windows that merge."""
+        _merge(self._table, slot, into, self._aggregate.merge)
+
+
+def _merge(table: StateTable, slot: Any, into: Any, combine: Any) -> None:
+    if slot not in table.entries:
+        return
+    before = table.entries.get(into)
+    table.move(slot, into)
+    if before is not None:
+        table.entries[into] = combine(before, table.entries[into])
