@@ -36,6 +36,7 @@ from flinkish_spark.state.tables import ExpiringTable
 
 Array = np.ndarray[Any, Any]
 
+_NONE: Array = np.empty(0, dtype=np.int64)
 _OWNER = ""
 _TIMERS = "timers/"
 _STATE = "state/"
@@ -180,9 +181,9 @@ class GroupState:
             run.timers.queues[domain] = TimerQueue(stored, self._registered[domain])
         for name, table in run.states.tables.items():
             found = self._selected[_STATE + name]
-            table.entries = {slot: row.value for slot, row in found.items()}
+            table.entries.update((slot, row.value) for slot, row in found.items())
             if isinstance(table, ExpiringTable):
-                table.touched_ms = {slot: row.touched_ms for slot, row in found.items()}
+                table.touched_ms.update((slot, row.touched_ms) for slot, row in found.items())
 
     def store(self, run: GroupRun) -> bool:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
@@ -245,6 +246,8 @@ class GroupState:
         A timer that fired or was deleted stays in the base until the next one; the delta says its place.
         """
         table = self._tables[_TIMERS + domain.value]
+        if not len(table):
+            return _NONE, _NONE
         living = table.delta.filter(table.delta.column(ALIVE))
         times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
         if table.base is None:

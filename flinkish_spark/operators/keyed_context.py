@@ -21,6 +21,7 @@ from flinkish_spark.state import (
     ValueStateDescriptor,
 )
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
+from flinkish_spark.state.values import ExpiringValueState
 
 
 class StateRedeclared(ValueError):
@@ -47,8 +48,9 @@ class KeyedStates:
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
+        kind = ValueState if descriptor.ttl is None else ExpiringValueState
         state: ValueState[Any] = self._declared(
-            descriptor, lambda table: ValueState(self.scope, table, descriptor.default)
+            descriptor, lambda table: kind(self.scope, table, descriptor.default)
         )
         return state
 

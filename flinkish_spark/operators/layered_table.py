@@ -39,7 +39,7 @@ class LayeredTable:
         self, layout: TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
     ) -> None:
         self.layout, self.base = layout, base
-        self.delta = encode_rows(layout, []) if delta is None else delta
+        self.delta = layout.empty if delta is None else delta
         self.is_changed = False
         #: The delta without the rows that were selected; those; and the rows of the base that were.
         self._kept = self.delta
@@ -57,6 +57,8 @@ class LayeredTable:
 
     def select(self, hashes: Array) -> dict[Any, Row]:
         """Return the living rows, by slot, of keys with one of these hashes, which are sorted and unique."""
+        if not len(self):
+            return {}
         found: dict[Any, Row] = {}
         if self.base is not None:
             found = {row.slot: row for row in self._decoded(self.base, places_with(self.base, hashes))}

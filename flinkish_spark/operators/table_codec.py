@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ class Row(NamedTuple):
     alive: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableLayout:
     """The columns of one state.
 
@@ -102,7 +103,7 @@ class TableLayout:
     expires: bool = False
     decode: Convert | None = None
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """Arrow schema of the table."""
         fields = [pa.field(HASH, pa.int64())]
@@ -111,6 +112,12 @@ class TableLayout:
         fields += [pa.field(TOUCHED, pa.int64())] if self.expires else []
         fields += [pa.field(f"value_{i}", kind) for i, kind in enumerate(self.values)]
         return pa.schema([*fields, pa.field(ALIVE, pa.bool_())])
+
+    @cached_property
+    def empty(self) -> pa.RecordBatch:
+        """No row."""
+        arrays = [pa.array([], kind) for kind in self.schema.types]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def layout_of(
@@ -144,6 +151,8 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     TableCodecError
         A value does not fit its declared type.
     """
+    if not rows:
+        return layout.empty
     keys, others = layout.form.split([row.slot for row in rows])
     columns: list[Sequence[Any]] = [[row.hash for row in rows], *_spread(keys, len(layout.keys)), *others]
     if layout.expires:
