@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
+from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.table_codec import (
@@ -205,6 +207,15 @@ class GroupState:
                 value = (place, None if below is None else below.value[0])
                 rows[timer] = Row(timer, value, self._hash_of[timer.key], alive=is_there)
             stored.replace(rows)
+        return self.is_changed
+
+    def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
+        """Return a value state of the keys of a batch, as columns."""
+        return ColumnarState(self._tables[_STATE + state], index, now_ms)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to store."""
         return any(table.is_changed for table in self._tables.values())
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:

@@ -83,6 +83,12 @@ class LayeredTable:
         self.delta = _joined([self._kept, encode_rows(self.layout, rows)])
         self.is_changed = True
 
+    def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
+        """Put rows into the delta, and take out those at some places of it; for whoever works on columns."""
+        if rows.num_rows or len(gone):
+            self.delta = _joined([_without(self.delta, gone), rows])
+            self.is_changed = True
+
     def merged(self) -> pa.RecordBatch:
         """Return all living entries as one layer, sorted by hash."""
         delta = self.delta

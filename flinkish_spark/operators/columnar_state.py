@@ -1,0 +1,153 @@
+"""A value state of many keys at once, as columns: what vectorised functions read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.operators.key_index import Array, KeyIndex
+from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, SlotForm
+
+_NOWHERE = -1
+
+
+class ColumnarState:
+    """The entries of the keys of a batch; valid while their key group is worked on.
+
+    Parameters
+    ----------
+    table
+        A state with one entry per key.
+    index
+        The keys, by number.
+    now_ms
+        The micro-batch's processing time.
+    """
+
+    def __init__(self, table: LayeredTable, index: KeyIndex, now_ms: int) -> None:
+        if table.layout.form is not SlotForm.KEY:
+            raise ValueError(f"state {table.layout.name!r} has an entry per window, not per key")
+        self._table, self._index, self._now_ms = table, index, now_ms
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array]:
+        """Each key's row in the delta and in the base; -1 where there is none."""
+        base = self._table.base
+        nowhere = np.full(len(self._index), _NOWHERE)
+        return (
+            _places_of(self._table.delta, self._index),
+            nowhere if base is None else _places_of(base, self._index),
+        )
+
+    @cached_property
+    def exists(self) -> Array:
+        """Whether there is a value, by the key's number; shape (keys,), bool."""
+        upper, lower = self._places
+        found: Array = lower != _NOWHERE
+        in_delta = upper != _NOWHERE
+        alive = self._table.delta.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        found[in_delta] = alive[upper[in_delta]]
+        return found
+
+    def column(self, at: int = 0) -> pa.Array:
+        """Return one column of the value by the key's number, null where there is none; shape (keys,)."""
+        upper, lower = self._places
+        name = f"value_{at}"
+        in_delta = upper != _NOWHERE
+        in_base = (lower != _NOWHERE) & ~in_delta
+        parts = [self._table.delta.column(name).take(pa.array(upper[in_delta]))]
+        if self._table.base is not None:
+            parts.append(self._table.base.column(name).take(pa.array(lower[in_base])))
+        places = np.full(len(self._index), _NOWHERE)
+        places[in_delta] = np.arange(int(in_delta.sum()))
+        places[in_base] = int(in_delta.sum()) + np.arange(int(in_base.sum()))
+        return pa.concat_arrays(parts).take(pa.array(places, mask=places == _NOWHERE))
+
+    def numbers(self, at: int = 0, absent: float = 0) -> Array:
+        """Return one column of numbers by the key's number, with `absent` where there is none."""
+        filled: Array = pc.fill_null(self.column(at), absent).to_numpy(zero_copy_only=False)
+        return filled
+
+    def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
+        """Set values.
+
+        Parameters
+        ----------
+        values
+            A column per column of the state's type, as long as the keys or as `where` has trues.
+        where
+            Which keys get one, shape (keys,), bool; all by default.
+        """
+        layout = self._table.layout
+        chosen = np.arange(len(self._index)) if where is None else np.flatnonzero(where)
+        columns = [
+            _cut(value, kind, chosen, len(self._index))
+            for value, kind in zip(values, layout.values, strict=True)
+        ]
+        self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
+
+    def remove(self, where: Array) -> None:
+        """Remove the values of the keys where the array says so; shape (keys,), bool."""
+        chosen = np.flatnonzero(where & self.exists)
+        columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
+        self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
+
+    def _replace(self, chosen: Array, columns: list[pa.Array], alive: Array) -> None:
+        table, layout = self._table, self._table.layout
+        upper, lower = self._places
+        gone = upper[chosen]
+        # A removed entry leaves a trace only where there is a base in which it could be found again.
+        written = alive | (lower[chosen] != _NOWHERE)
+        taken = pa.array(chosen)
+        arrays = [pa.array(self._index.hashes[chosen])]
+        arrays += [
+            key.take(taken).cast(kind) for key, kind in zip(self._index.keys, layout.keys, strict=True)
+        ]
+        arrays += [pa.array(np.full(len(chosen), self._now_ms))] if TOUCHED in layout.schema.names else []
+        rows = pa.RecordBatch.from_arrays([*arrays, *columns, pa.array(alive)], schema=layout.schema)
+        table.put_rows(rows.filter(pa.array(written)), gone[gone != _NOWHERE])
+        for name in ("_places", "exists"):
+            self.__dict__.pop(name, None)
+
+
+def _cut(value: pa.Array | Array, kind: pa.DataType, chosen: Array, count: int) -> pa.Array:
+    array = value if isinstance(value, pa.Array) else pa.array(value)
+    if len(array) == count and len(chosen) != count:
+        array = array.take(pa.array(chosen))
+    return array if array.type == kind else array.cast(kind)
+
+
+def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
+    """Return the row of each key in a layer that is sorted by hash."""
+    stored = layer.column(0).to_numpy()
+    if not len(stored) or not len(index):
+        return np.full(len(index), _NOWHERE)
+    first = np.searchsorted(stored, index.hashes, side="left")
+    count = np.searchsorted(stored, index.hashes, side="right") - first
+    places = np.where(count > 0, first, _NOWHERE)
+    hit = np.flatnonzero(count > 0)
+    if not len(hit):
+        return places
+    same = np.ones(len(hit), dtype=bool)
+    for at, key in enumerate(index.keys):
+        here, there = key.take(pa.array(hit)), layer.column(1 + at).take(pa.array(places[hit]))
+        both_null = pc.and_(here.is_null(), there.is_null())
+        equal = pc.or_(pc.fill_null(pc.equal(here, there.cast(here.type)), False), both_null)
+        same &= equal.to_numpy(zero_copy_only=False).astype(bool)
+    for number in hit[~same | (count[hit] > 1)].tolist():
+        places[number] = _place_among(layer, index, number, int(first[number]), int(count[number]))
+    return places
+
+
+def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int, count: int) -> int:
+    """Find a key among several of one hash."""
+    wanted = [key[number].as_py() for key in index.keys]
+    for place in range(first, first + count):
+        if [layer.column(1 + at)[place].as_py() for at in range(len(wanted))] == wanted:
+            return place
+    return _NOWHERE

@@ -1,0 +1,79 @@
+"""Which rows of a batch belong to which key, as numbers: what vectorised functions group by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """The distinct keys of a batch.
+
+    Parameters
+    ----------
+    of_row
+        Number of each row's key; shape (rows,).
+    hashes
+        Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
+    keys
+        Columns of the distinct keys, by number.
+    first
+        The first row of each key; shape (keys,).
+    """
+
+    of_row: Array
+    hashes: Array
+    keys: tuple[pa.Array, ...]
+    first: Array
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    @classmethod
+    def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+        """Give the keys of rows numbers.
+
+        Parameters
+        ----------
+        hashes
+            64-bit hash of each row's key; equal keys have equal hashes.
+        keys
+            Key columns, as long as the hashes.
+        """
+        distinct, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
+        taken = tuple(column.take(pa.array(first)) for column in keys)
+        index = cls(of_row, distinct, taken, first)
+        if all(
+            _same(column, taken_column.take(pa.array(of_row))) for column, taken_column in zip(keys, taken)
+        ):
+            return index
+        return cls._with_collisions(hashes, keys)
+
+    @classmethod
+    def _with_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+        """Give keys numbers by their values; two keys have one hash, which happens once in many years."""
+        rows = list(zip(hashes.tolist(), *(column.to_pylist() for column in keys), strict=True))
+        first_of: dict[tuple[Any, ...], int] = {}
+        for place, row in enumerate(rows):
+            first_of.setdefault(row, place)
+        ordered = sorted(first_of, key=lambda row: (row[0], first_of[row]))
+        number = {row: at for at, row in enumerate(ordered)}
+        first = np.array([first_of[row] for row in ordered], dtype=np.int64)
+        of_row = np.array([number[row] for row in rows], dtype=np.int64)
+        return cls(of_row, hashes[first], tuple(column.take(pa.array(first)) for column in keys), first)
+
+
+def _same(left: pa.Array, right: pa.Array) -> bool:
+    if left.null_count or right.null_count:
+        if not left.is_null().equals(right.is_null()):
+            return False
+        left, right = left.drop_null(), right.drop_null()
+    return bool(pc.all(pc.equal(left, right), min_count=0).as_py())
