@@ -51,9 +51,8 @@ class KeyIndex:
         distinct, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
         taken = tuple(column.take(pa.array(first)) for column in keys)
         index = cls(of_row, distinct, taken, first)
-        if all(
-            _same(column, taken_column.take(pa.array(of_row))) for column, taken_column in zip(keys, taken)
-        ):
+        again = [column.take(pa.array(of_row)) for column in taken]
+        if all(_same(column, repeated) for column, repeated in zip(keys, again, strict=True)):
             return index
         return cls._with_collisions(hashes, keys)
 
