@@ -53,7 +53,8 @@ class ValveChannel:
             raise ValueError("an idle channel cannot count")
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: Python 3.11 cannot make a `Valve[str]()` that is frozen and has them.
+@dataclass(frozen=True)
 class Valve(Generic[_K]):
     """Channels, and the watermark that came of them. A value: every method returns another valve.
 

@@ -176,7 +176,7 @@ class EventTime:
         return MAX_WATERMARK_MS if self.has_ended else self.valve.watermark_ms
 
     def next_processing_time_ms(self, now_ms: int) -> int:
-        """Return the processing time of a micro-batch that begins now; it stands still if a clock is set back."""
+        """Return the processing time of a micro-batch that begins now; never back, as clocks may go."""
         return now_ms if self.processing_time_ms is None else max(now_ms, self.processing_time_ms)
 
     def of_job(self, rules: Rules, operators: Iterable[str]) -> EventTime:
@@ -273,7 +273,8 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         assigners[uid] = before.after(of_assigner, now_ms, reported.get(uid, {}), known.get(uid), held)
     return EventTime(
         assigners,
-        _joined(rules, state.valve, assigners, now_ms),
+        # From the state's watermark, also where an input that had ended goes on.
+        _joined(rules, replace(state.valve, watermark_ms=state.watermark_ms), assigners, now_ms),
         now_ms,
         state.watermark_ms,
         state.agenda.after(batch.timers),
