@@ -150,7 +150,7 @@ class WatermarkStrategy:
                 "factory",
                 factory,
                 wanted="a class derived from WatermarkGenerator, or a function that returns an object of one",
-                what_to_do="give the class itself, or a lambda that makes one; channels cannot share an object",
+                what_to_do="give the class itself, or a lambda that makes one: channels share no object",
             )
         refuse_if_never_run(factory, "the factory of a watermark generator")
         return cls(AsReported(), factory)

@@ -209,6 +209,7 @@ class BatchTimes:
 
     def __post_init__(self) -> None:
         checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
+        once_each("the input of assigner", (one.assigner for one in self.inputs))
 
     def by_assigner(self) -> dict[str, dict[int, int | None]]:
         """Return the greatest time per channel, by assigner."""

@@ -273,8 +273,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         assigners[uid] = before.after(of_assigner, now_ms, reported.get(uid, {}), known.get(uid), held)
     return EventTime(
         assigners,
-        # From the state's watermark, also where an input that had ended goes on.
-        _joined(rules, replace(state.valve, watermark_ms=state.watermark_ms), assigners, now_ms),
+        _joined(rules, state, assigners, now_ms),
         now_ms,
         state.watermark_ms,
         state.agenda.after(batch.timers),
@@ -343,17 +342,18 @@ def _next_idle_ms(rules: Rules, state: EventTime, held_back: Collection[Place]) 
     return min(times_ms, default=None)
 
 
-def _joined(
-    rules: Rules, before: Valve[str], assigners: Mapping[str, AssignerTime], now_ms: int
-) -> Valve[str]:
-    running = {uid: one for uid, one in assigners.items() if not one.has_ended}
-    statuses = {uid: one.status(rules[uid], now_ms) for uid, one in running.items()}
-    active = [uid for uid, status in statuses.items() if status is ChannelStatus.ACTIVE]
-    valve = before.with_channels(sorted(running)).resumed(active)
+def _joined(rules: Rules, state: EventTime, assigners: Mapping[str, AssignerTime], now_ms: int) -> Valve[str]:
+    """Return the valve over assigners behind a micro-batch."""
+    over = {uid for uid, one in state.assigners.items() if one.has_ended}
+    # One that ends in this micro-batch still says how far it came.
+    there = {uid: one for uid, one in assigners.items() if uid not in over or not one.has_ended}
+    active = {uid for uid, one in there.items() if one.status(rules[uid], now_ms) is ChannelStatus.ACTIVE}
+    # From the state's watermark, also where an input that had ended goes on.
+    valve = replace(state.valve, watermark_ms=state.watermark_ms).with_channels(sorted(there))
     # This order matters: an assigner lets its greatest watermark out as it becomes idle.
-    valve = valve.advanced({uid: one.valve.watermark_ms for uid, one in running.items()})
-    valve = valve.silenced(running.keys() - set(active))
-    return valve.without(valve.channels.keys() - running.keys())
+    valve = valve.resumed(active).advanced({uid: one.valve.watermark_ms for uid, one in there.items()})
+    valve = valve.silenced(there.keys() - active)
+    return valve.without(uid for uid in valve.channels if uid not in there or assigners[uid].has_ended)
 
 
 def _running(rules: Rules, state: EventTime) -> list[tuple[str, AssignerTime]]:

@@ -205,8 +205,8 @@ ACTIONS = st.one_of(
 )
 
 
-@given(st.lists(ACTIONS, max_size=40))
-@settings(max_examples=300, deadline=None)
+@given(st.lists(ACTIONS, max_size=20))
+@settings(max_examples=100, deadline=None)
 def test_a_valve_never_goes_back_and_is_the_smallest_of_those_that_count(actions) -> None:
     valve = Valve[int]().with_channels([0, 1])
     for name, given_channels in actions:
