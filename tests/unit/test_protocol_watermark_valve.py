@@ -226,3 +226,47 @@ def test_a_valve_never_goes_back_and_is_the_smallest_of_those_that_count(actions
         greatest = max((one.watermark_ms for one in after.channels.values()), default=MIN_WATERMARK_MS)
         assert after.watermark_ms <= max(valve.watermark_ms, greatest)
         valve = after
+
+
+class Model:
+    """Flink's rules, one thing at a time, as its valve's source has them; written down anew."""
+
+    def __init__(self, channels: int) -> None:
+        self.marks, self.idle = [MIN_WATERMARK_MS] * channels, [False] * channels
+        self.aligned, self.out = [True] * channels, MIN_WATERMARK_MS
+
+    def do(self, name: str, channel: int, watermark_ms: int) -> None:
+        if name == "mark" and not self.idle[channel] and watermark_ms > self.marks[channel]:
+            self.marks[channel] = watermark_ms
+            self.aligned[channel] = self.aligned[channel] or watermark_ms >= self.out
+            self._least()
+        elif name == "idle" and not self.idle[channel]:
+            self.idle[channel], self.aligned[channel] = True, False
+            if self.marks[channel] == self.out:
+                self._greatest() if all(self.idle) else self._least()
+        elif name == "active" and self.idle[channel]:
+            self.idle[channel], self.aligned[channel] = False, self.marks[channel] >= self.out
+            # The one place where ours is earlier: Flink waits for the channel's next watermark.
+            self._least()
+
+    def _least(self) -> None:
+        aligned = [mark for mark, counts in zip(self.marks, self.aligned, strict=True) if counts]
+        self.out = max(self.out, min(aligned, default=self.out))
+
+    def _greatest(self) -> None:
+        self.out = max(self.out, *self.marks)
+
+
+STEPS = st.tuples(st.sampled_from(["mark", "mark", "idle", "active"]), st.integers(0, 2), st.integers(0, 30))
+
+
+@given(st.lists(STEPS, max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_one_thing_at_a_time_a_valve_does_what_flink_s_does(steps) -> None:
+    play, model = Play(3), Model(3)
+    for name, channel, watermark_ms in steps:
+        getattr(play, name)(channel, *[watermark_ms] * (name == "mark"))
+        model.do(name, channel, watermark_ms)
+        assert play.valve.watermark_ms == model.out
+        assert (play.valve.status is IDLE) == all(model.idle)
+        assert [one.counts for one in play.valve.channels.values()] == model.aligned
