@@ -83,13 +83,13 @@ def test_times_from_something_else_are_refused(timestamps) -> None:
 
 @pytest.mark.parametrize("bound_ms", [-1, None, True, 5.0, "5", 366 * DAY_MS])
 def test_a_bound_out_of_range_is_refused(bound_ms) -> None:
-    with pytest.raises(ConfigError, match="max_out_of_orderness_ms is .*milliseconds.*To do: "):
+    with pytest.raises(ConfigError, match=r"max_out_of_orderness_ms is .*milliseconds.*To do: "):
         WatermarkStrategy.for_bounded_out_of_orderness(bound_ms)
 
 
 @pytest.mark.parametrize("idleness_ms", [0, -1, None, True, 5.0, "5", 366 * DAY_MS])
 def test_an_idleness_out_of_range_is_refused(idleness_ms) -> None:
-    with pytest.raises(ConfigError, match="idleness_ms is .*milliseconds.*To do: "):
+    with pytest.raises(ConfigError, match=r"idleness_ms is .*milliseconds.*To do: "):
         WatermarkStrategy.no_watermarks().with_idleness(idleness_ms)
 
 
