@@ -200,14 +200,18 @@ class BatchTimes:
         What the driver knows of sources; one that is left out is as it was.
     timers
         Of the key groups that were called. The same group may report to several sinks, the same each time.
+    carried_ms
+        The watermark of the control offset that it carried: what operators have seen.
     """
 
     processing_time_ms: int
     reports: tuple[ChannelReport, ...] = ()
     inputs: tuple[AssignerInput, ...] = ()
     timers: tuple[TimerReport, ...] = ()
+    carried_ms: int = MIN_WATERMARK_MS
 
     def __post_init__(self) -> None:
+        checked_whole("carried_ms", self.carried_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
         checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
         once_each("the input of assigner", (one.assigner for one in self.inputs))
 
@@ -222,6 +226,8 @@ class BatchTimes:
     def to_json(self) -> dict[str, Any]:
         """Return the stored form; what is empty is left out."""
         stored: dict[str, Any] = {"processing_time_ms": self.processing_time_ms}
+        if self.carried_ms != MIN_WATERMARK_MS:
+            stored["carried_ms"] = self.carried_ms
         if self.reports:
             stored["reports"] = [[r.assigner, r.channel, r.time_ms] for r in self.reports]
         if self.inputs:
@@ -247,6 +253,7 @@ class BatchTimes:
                 for uid, channels, ended in rows_of(stored, "inputs", 3)
             ),
             tuple(TimerReport(*one) for one in rows_of(stored, "timers", 4)),
+            stored.get("carried_ms", MIN_WATERMARK_MS),
         )
 
 

@@ -273,9 +273,9 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         assigners[uid] = before.after(of_assigner, now_ms, reported.get(uid, {}), known.get(uid), held)
     return EventTime(
         assigners,
-        _joined(rules, state, assigners, now_ms),
+        _joined(rules, state, assigners, batch),
         now_ms,
-        state.watermark_ms,
+        batch.carried_ms,
         state.agenda.after(batch.timers),
     )
 
@@ -342,14 +342,18 @@ def _next_idle_ms(rules: Rules, state: EventTime, held_back: Collection[Place]) 
     return min(times_ms, default=None)
 
 
-def _joined(rules: Rules, state: EventTime, assigners: Mapping[str, AssignerTime], now_ms: int) -> Valve[str]:
+def _joined(
+    rules: Rules, state: EventTime, assigners: Mapping[str, AssignerTime], batch: BatchTimes
+) -> Valve[str]:
     """Return the valve over assigners behind a micro-batch."""
+    now_ms = batch.processing_time_ms
     over = {uid for uid, one in state.assigners.items() if one.has_ended}
     # One that ends in this micro-batch still says how far it came.
     there = {uid: one for uid, one in assigners.items() if uid not in over or not one.has_ended}
     active = {uid for uid, one in there.items() if one.status(rules[uid], now_ms) is ChannelStatus.ACTIVE}
-    # From the state's watermark, also where an input that had ended goes on.
-    valve = replace(state.valve, watermark_ms=state.watermark_ms).with_channels(sorted(there))
+    # From what operators may have seen, also where an input that had ended goes on.
+    valve = replace(state.valve, watermark_ms=max(state.watermark_ms, batch.carried_ms))
+    valve = valve.with_channels(sorted(there))
     # This order matters: an assigner lets its greatest watermark out as it becomes idle.
     valve = valve.resumed(active).advanced({uid: one.valve.watermark_ms for uid, one in there.items()})
     valve = valve.silenced(there.keys() - active)

@@ -39,7 +39,8 @@ class Job:
         timers: tuple[TimerReport, ...] = (),
     ) -> int:
         reports = tuple(ChannelReport(*place, time_ms) for place, time_ms in (times or {}).items())
-        self.state = step(self.rules, self.state, BatchTimes(now_ms, reports, inputs, timers))
+        batch = BatchTimes(now_ms, reports, inputs, timers, carried_ms=self.state.watermark_ms)
+        self.state = step(self.rules, self.state, batch)
         return self.state.watermark_ms
 
     @property
@@ -305,6 +306,20 @@ def test_a_job_that_had_ended_stays_at_the_end() -> None:
     one.batch(0, {}, channels(has_ended=True))
     assert one.state.of_job(one.rules, ()).watermark_ms == MAX_WATERMARK_MS
     assert one.state.of_job({"b": AssignerRules(BOUNDED)}, ()).watermark_ms == MAX_WATERMARK_MS
+
+
+def test_what_operators_have_seen_is_never_taken_back() -> None:
+    """Whatever the state says: the control offset of a micro-batch that ran is the truth."""
+    batch = BatchTimes(0, (ChannelReport("a", 0, 5_000),), carried_ms=9_000)
+    after = step(job().rules, EventTime(), batch)
+    assert (after.watermark_ms, after.carried_ms) == (9_000, 9_000)
+
+
+def test_a_micro_batch_may_carry_an_older_watermark_than_the_next_one_could() -> None:
+    one = job()
+    one.batch(0, {("a", 0): 5_000}, channels(has_ended=True))
+    late = step(one.rules, one.state, BatchTimes(1, carried_ms=MIN_WATERMARK_MS))
+    assert (late.watermark_ms, next_micro_batch_ms(one.rules, late)) == (MAX_WATERMARK_MS, 1)
 
 
 # -- timers -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +60,7 @@ def histories(draw):
                 tuple(draw(st.lists(REPORT, max_size=6))),
                 tuple(draw(st.lists(INPUT, max_size=2, unique_by=lambda one: one.assigner))),
                 tuple(draw(st.lists(TIMER, max_size=3))),
+                draw(st.just(MIN_WATERMARK_MS) | st.integers(-100, -50)),
             )
         )
         now_ms += draw(st.integers(0, 25))
@@ -113,7 +115,7 @@ def test_a_micro_batch_that_runs_again_leads_to_the_same_in_whatever_order_its_t
         # Every sink brings every report; tasks come in any order.
         again = [*batch.reports, *batch.reports]
         chance.shuffle(again)
-        twice = BatchTimes(batch.processing_time_ms, tuple(again), batch.inputs, batch.timers)
+        twice = replace(batch, reports=tuple(again))
         after = step(rules, before, batch)
         assert step(rules, before, twice) == after == step(rules, before, batch)
         before = after
@@ -133,9 +135,10 @@ def test_the_watermark_is_that_of_the_slowest_active_assigner(history) -> None:
         ]
         if not after.has_ended and active:
             slowest_ms = min(one.valve.watermark_ms for one in active)
-            assert after.watermark_ms >= min(slowest_ms, before.watermark_ms)
+            seen_ms = max(before.watermark_ms, batch.carried_ms)
+            assert after.watermark_ms >= min(slowest_ms, seen_ms)
             counting = [one.watermark_ms for one in after.valve.channels.values() if one.counts]
-            assert not counting or after.watermark_ms == max(before.watermark_ms, min(counting))
+            assert not counting or after.watermark_ms == max(seen_ms, min(counting))
         before = after
 
 
@@ -177,7 +180,8 @@ def example() -> EventTime:
         (AssignerInput("b", frozenset(), has_ended=True),),
         (TimerReport("sums", 3, 100, None),),
     )
-    return run(rules, [batch, BatchTimes(1_009, (ChannelReport("a", 1, 95),)), BatchTimes(1_010)])[-1]
+    more = [BatchTimes(1_009, (ChannelReport("a", 1, 95),)), BatchTimes(1_010, carried_ms=44)]
+    return run(rules, [batch, *more])[-1]
 
 
 def test_what_is_stored_looks_like_this() -> None:
@@ -208,9 +212,11 @@ def test_facts_of_a_micro_batch_look_like_this() -> None:
         (ChannelReport("a", 0, None),),
         (AssignerInput("a"), AssignerInput("b", frozenset({2, 1}), has_ended=True)),
         (TimerReport("sums", 3, None, 9),),
+        carried_ms=-5,
     )
     assert stored(facts) == {
         "processing_time_ms": 7,
+        "carried_ms": -5,
         "reports": [["a", 0, None]],
         "inputs": [["a", None, False], ["b", [1, 2], True]],
         "timers": [["sums", 3, None, 9]],
@@ -297,6 +303,7 @@ def test_nothing_may_be_missing(name) -> None:
         {"processing_time_ms": 7, "inputs": [["a", None, False], ["a", [1], False]]},
         {"processing_time_ms": 7, "timers": [["sums", 0, "1", None]]},
         {"processing_time_ms": 7, "timers": "none"},
+        {"processing_time_ms": 7, "carried_ms": None},
     ],
     ids=str,
 )
