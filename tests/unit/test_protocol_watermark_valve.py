@@ -263,6 +263,7 @@ STEPS = st.tuples(st.sampled_from(["mark", "mark", "idle", "active"]), st.intege
 @given(st.lists(STEPS, max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_one_thing_at_a_time_a_valve_does_what_flink_s_does(steps) -> None:
+    """Behaviour 124; its 14 cases are above, one by one."""
     play, model = Play(3), Model(3)
     for name, channel, watermark_ms in steps:
         getattr(play, name)(channel, *[watermark_ms] * (name == "mark"))

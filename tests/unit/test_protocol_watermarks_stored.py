@@ -83,6 +83,7 @@ def run(rules, batches, state=None):
 @given(histories())
 @settings(max_examples=80, deadline=None)
 def test_the_watermark_never_goes_back(history) -> None:
+    """Behaviour 124, as far as a whole job is concerned."""
     rules, batches = history
     watermarks = [MIN_WATERMARK_MS, *(state.watermark_ms for state in run(rules, batches))]
     assert watermarks == sorted(watermarks)
