@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import ValueState, ValueStateDescriptor
+    from flinkish_spark.watermark_strategy import WatermarkGenerator, WatermarkStrategy
 
 __version__ = "0.1.0"
 
@@ -183,6 +184,7 @@ _PUBLIC = {
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": ("ValueState", "ValueStateDescriptor"),
+    "watermark_strategy": ("WatermarkGenerator", "WatermarkStrategy"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -290,6 +292,8 @@ __all__ = [
     "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",
+    "WatermarkGenerator",
+    "WatermarkStrategy",
     "WithDeadLetters",
     "configure_spark_with_delta_jars",
     "configure_spark_with_jars",
