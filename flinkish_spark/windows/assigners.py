@@ -223,7 +223,7 @@ class DynamicEventTimeSessionWindows(_EventTime, _DynamicSession):
 
 
 class DynamicProcessingTimeSessionWindows(_ProcessingTime, _DynamicSession):
-    """Sessions by processing time whose gap each element says; see :class:`DynamicEventTimeSessionWindows`."""
+    """Dynamic sessions by processing time; see :class:`DynamicEventTimeSessionWindows`."""
 
 
 class GlobalWindows(WindowAssigner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -30,10 +30,11 @@ class EvictorContext(Protocol):
 Elements = Sequence[TimestampedValue]
 
 
-class Evictor(ABC):
+class Evictor:
     """Throws elements of a window away when it fires; what is thrown away does not come back.
 
-    A window with an evictor keeps all its elements, also for reduce and aggregate.
+    A window with an evictor keeps all its elements, also for reduce and aggregate. If nothing is left
+    before the function, the function is not called.
     """
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
@@ -87,12 +89,12 @@ class ReduceWindow:
     Parameters
     ----------
     reduce
-        From two elements to one of the same type. Associative.
+        From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
     then
         What makes the result of that value; None: it is the result.
     """
 
-    reduce: ReduceFunction
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
     then: ProcessWindowFunction | None = None
 
 
