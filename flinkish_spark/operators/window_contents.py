@@ -24,6 +24,7 @@ CONTENTS = "window/contents"
 _TIME_FIELD = "__time_ms LONG"
 
 Reduce = Callable[[Any, Any], Any]
+Named = Callable[[Any], Any]
 #: Given a window's elements, calls its function and emits what that returns.
 Fire = Callable[[Sequence[Any]], None]
 
@@ -55,26 +56,26 @@ class WindowContents(ABC):
 def contents_of(computation: WindowComputation, input_type: str, evictor: Evictor | None) -> WindowContents:
     """Return the contents that a computation needs."""
     if evictor is not None:
-        return _Evicted(input_type, evictor, _at_once(computation))
+        return _Evicted(input_type, evictor, computation)
     if isinstance(computation, ReduceWindow):
-        return _Reduced(input_type, _reduce_of(computation))
+        return _Reduced(input_type, computation)
     if isinstance(computation, AggregateWindow):
         return _Aggregated(computation)
     return _Listed(input_type)
 
 
 class _Reduced(WindowContents):
-    def __init__(self, input_type: str, reduce: Reduce) -> None:
-        self._type, self._given = input_type, reduce
+    def __init__(self, input_type: str, computation: ReduceWindow) -> None:
+        self._type, self._computation = input_type, computation
 
     def open(self, states: KeyedStates) -> None:
         self._named = _naming(self._type)
+        self._reduce = _named_reduce(self._computation, self._named)
         states.per_namespace(CONTENTS)
         self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type))
 
     def reduce(self, first: Any, second: Any) -> Any:
-        # What comes from the state has lost the names of its fields.
-        return self._given(self._named(first), self._named(second))
+        return self._reduce(first, second)
 
     def add(self, value: Any, timestamp_ms: int | None) -> None:
         self._state.add(value)
@@ -141,21 +142,14 @@ class _Listed(WindowContents):
 
 
 class _Evicted(WindowContents):
-    """Elements with their times, so that an evictor can choose.
+    """Elements with their times, so that an evictor can choose; computed when the window fires."""
 
-    Parameters
-    ----------
-    at_once
-        From elements to what the function is given.
-    """
-
-    def __init__(
-        self, input_type: str, evictor: Evictor, at_once: Callable[[list[Any]], Sequence[Any]]
-    ) -> None:
-        self._type, self._evictor, self._at_once = input_type, evictor, at_once
+    def __init__(self, input_type: str, evictor: Evictor, computation: WindowComputation) -> None:
+        self._type, self._evictor, self._computation = input_type, evictor, computation
 
     def open(self, states: KeyedStates) -> None:
         self._named = _naming(self._type)
+        self._at_once = _at_once(self._computation, self._named)
         self._has_fields = is_list_of_fields(self._type)
         fields = self._type if self._has_fields else f"value {self._type}"
         states.per_namespace(CONTENTS)
@@ -190,28 +184,29 @@ class _Evicted(WindowContents):
         return [TimestampedValue(*entry) for entry in entries]
 
 
-def _naming(input_type: str) -> Callable[[Any], Any]:
-    """Return what gives a plain tuple the names of its fields."""
+def _naming(input_type: str) -> Named:
+    """Return what gives a plain tuple the names of its fields; the state does not keep them."""
     fields = parse_ddl(input_type)
     if not isinstance(fields, T.StructType) or not is_list_of_fields(input_type):
         return lambda value: value
     names = [field.name for field in fields]
     record: Any = namedtuple("Record", names, rename=True)  # type: ignore[misc]
-    make: Callable[[Any], Any] = record._make
+    make: Named = record._make
     return lambda value: make(value) if type(value) is tuple else value
 
 
-def _reduce_of(computation: ReduceWindow) -> Reduce:
+def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
+    """Return the reduction of elements that have the names of their fields."""
     given: Any = computation.reduce
     reduce: Reduce = getattr(given, "reduce", given)
-    return reduce
+    return lambda first, second: reduce(named(first), named(second))
 
 
-def _at_once(computation: WindowComputation) -> Callable[[list[Any]], Sequence[Any]]:
+def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
     """Return what does a computation over elements that were kept."""
     if isinstance(computation, ReduceWindow):
-        reduce = _reduce_of(computation)
-        return lambda values: (functools.reduce(reduce, values),)
+        reduce = _named_reduce(computation, named)
+        return lambda values: (named(functools.reduce(reduce, values)),)
     if isinstance(computation, AggregateWindow):
         return functools.partial(_aggregate, computation.aggregate)
     return lambda values: values
