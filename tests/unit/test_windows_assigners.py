@@ -41,7 +41,7 @@ from flinkish_spark.windows import (
         (TumblingEventTimeWindows(5000, -100), 4899, [(-100, 4900)]),
         (SlidingEventTimeWindows(5000, 1000), 4999, [(s, s + 5000) for s in range(4000, -1, -1000)]),
         (SlidingEventTimeWindows(5000, 1000), 5000, [(s, s + 5000) for s in range(5000, 999, -1000)]),
-        (SlidingEventTimeWindows(5000, 1000, 100), 5100, [(s + 100, s + 5100) for s in range(5000, 999, -1000)]),
+        (SlidingEventTimeWindows(5000, 1000, 100), 5100, [(s, s + 5000) for s in range(5100, 1099, -1000)]),
         (SlidingEventTimeWindows(2, 5), 6, [(5, 7)]),
         (SlidingEventTimeWindows(2, 5), 7, []),
         (EventTimeSessionWindows(5000), 4999, [(4999, 9999)]),
