@@ -233,9 +233,13 @@ class Model:
         what, argument = step
         before = self.now_ms
         if what == "watermark":
-            self.watermark_ms = max(self.watermark_ms, argument)
+            if argument <= self.watermark_ms:
+                return [], []
+            self.watermark_ms = argument
         elif what == "time":
-            self.clock_ms = max(self.clock_ms, argument)
+            if argument < self.clock_ms:
+                return [], []
+            self.clock_ms = argument
         self._advance(before)
         for element in argument if what == "push" else ():
             self._add(*element)
