@@ -45,6 +45,9 @@ class Merge(NamedTuple):
 class MergingWindowSet:
     """The windows of one key that are not yet cleaned up.
 
+    Made anew for each element and timer: so it works on entries as they are stored, of which only those
+    that overlap a new window are looked at twice.
+
     Parameters
     ----------
     assigner
@@ -53,42 +56,64 @@ class MergingWindowSet:
         What was stored.
     """
 
+    __slots__ = ("_assigner", "_entries", "_is_changed")
+
     def __init__(self, assigner: MergingWindowAssigner, stored: Iterable[StoredWindow] = ()) -> None:
-        self._assigner = assigner
-        self._places = {TimeWindow(*one[:2]): TimeWindow(*one[2:]) for one in stored}
-        self._before = dict(self._places)
+        self._assigner, self._entries, self._is_changed = assigner, list(stored), False
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def state_window(self, window: TimeWindow) -> TimeWindow | None:
         """Return where a window's content is; None if the window is gone."""
-        return self._places.get(window)
+        start_ms, end_ms = window
+        for entry in self._entries:
+            if entry[0] == start_ms and entry[1] == end_ms:
+                return TimeWindow(entry[2], entry[3])
+        return None
 
     def retire(self, window: TimeWindow) -> None:
         """Remove a window."""
-        del self._places[window]
+        self._entries = [entry for entry in self._entries if entry[:2] != window]
+        self._is_changed = True
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, list[Merge]]:
         """Add a window; return the one that it is part of now, and what had to merge for that."""
-        if window in self._places:
+        start_ms, end_ms = window
+        near = self._entries
+        if type(self._assigner).merge_windows is MergingWindowAssigner.merge_windows:
+            # Those that neither overlap nor touch stay as they are.
+            near = [entry for entry in near if entry[0] <= end_ms and entry[1] >= start_ms]
+            if len(near) == 1 and near[0][0] <= start_ms and end_ms <= near[0][1]:
+                return TimeWindow(near[0][0], near[0][1]), []
+        places = {TimeWindow(entry[0], entry[1]): TimeWindow(entry[2], entry[3]) for entry in near}
+        if window in places:
             return window, []
-        merges, actual = [], window
-        for result, parts in self._assigner.merge_windows([*self._places, window]):
+        actual, merges = self._merge(window, places)
+        places.setdefault(actual, actual)
+        self._entries = [entry for entry in self._entries if entry not in near]
+        self._entries += [(*one, *place) for one, place in places.items()]
+        self._is_changed = True
+        return actual, merges
+
+    def _merge(
+        self, window: TimeWindow, places: dict[TimeWindow, TimeWindow]
+    ) -> tuple[TimeWindow, list[Merge]]:
+        actual, merges = window, []
+        for result, parts in self._assigner.merge_windows([*places, window]) if places else ():
             merged = sorted(one for one in parts if one != window)
             if window in parts:
                 actual = result
             # The earliest keeps its place: the order of a list's elements follows from it.
-            places = [self._places.pop(one) for one in merged]
-            self._places[result] = places[0]
+            merged_places = [places.pop(one) for one in merged]
+            places[result] = merged_places[0]
             gone = [one for one in merged if one != result]
             if gone:
-                merges.append(Merge(result, gone, places[0], places[1:]))
-        self._places.setdefault(actual, actual)
+                merges.append(Merge(result, gone, merged_places[0], merged_places[1:]))
         return actual, merges
 
     def persist(self, state: ListState[StoredWindow]) -> None:
         """Store the set if it has changed."""
-        if self._places != self._before:
-            state.update((*window, *place) for window, place in self._places.items())
-            self._before = dict(self._places)
+        if self._is_changed:
+            state.update(self._entries)
+            self._is_changed = False

@@ -14,7 +14,7 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain, Time
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.merging_windows import MERGING_WINDOWS, Merge, MergingWindowSet
-from flinkish_spark.operators.window_contents import contents_of
+from flinkish_spark.operators.window_contents import CONTENTS, contents_of
 from flinkish_spark.operators.window_contexts import (
     FiringContext,
     FunctionStates,
@@ -63,6 +63,7 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
         self._contents.open(states)
+        self._kept = states.tables[CONTENTS]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
         function_states = FunctionStates(of_key, states, self._can_have_window_state)
         if self._function is not None:
@@ -97,8 +98,13 @@ class WindowOperator(KeyedStreamOperator):
         else:
             result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
         self._obey(result, window, place)
-        if domain is self._assigner.clock and timer.time_ms == self._cleanup_ms(window):
+        if domain is not self._assigner.clock:
+            return
+        if timer.time_ms >= self._cleanup_ms(window):
             self._clean_up(window, place)
+        else:
+            # It is there already, unless the program was changed to wait longer.
+            self._register_cleanup(window)
 
     def close(self) -> None:
         """Close the function."""
@@ -114,18 +120,26 @@ class WindowOperator(KeyedStreamOperator):
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         """Add an element to those windows that still take it; return whether there was one."""
-        key, is_taken = self._scope.key, False
+        scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
+        key, kept, is_taken = scope.key, self._kept.entries, False
         watermark_ms = self._timers.watermark_ms
+        # What ends after this is not over: most windows, which need no closer look.
+        over_ms = watermark_ms + 1 - self._spec.allowed_lateness_ms
+        if watermark_ms == MAX_WATERMARK_MS:
+            over_ms = watermark_ms
         for window in windows:
-            if self._is_event_time and self._cleanup_ms(window) <= watermark_ms:
+            if window.end_ms <= over_ms and self._is_over(window):
                 continue
             is_taken = True
-            self._scope.enter(key, window)
-            self._contents.add(value, time_ms)
-            result = self._trigger.on_element(value, time_ms, window, self._trigger_context)
+            scope.namespace = window
+            scope.slot = slot = (key, window)
+            is_new = slot not in kept
+            contents.add(value, time_ms)
+            result = trigger.on_element(value, time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
                 self._obey(result, window, window)
-            self._register_cleanup(window)
+            if is_new:
+                self._register_cleanup(window)
         return is_taken
 
     def _place_of(self, window: TimeWindow) -> TimeWindow | None:
@@ -179,6 +193,10 @@ class WindowOperator(KeyedStreamOperator):
             return end_ms
         return min(end_ms + self._spec.allowed_lateness_ms, MAX_WATERMARK_MS)
 
+    def _is_over(self, window: TimeWindow) -> bool:
+        """Return whether a window does not take elements any more."""
+        return self._is_event_time and self._cleanup_ms(window) <= self._timers.watermark_ms
+
     def _register_cleanup(self, window: TimeWindow) -> None:
         """Register the timer that cleans the current window up; at the end of all time nobody has to."""
         time_ms = self._cleanup_ms(window)
@@ -228,7 +246,7 @@ class MergingWindowOperator(WindowOperator):
             actual, merges = in_flight.add(window)
             for merge in merges:
                 self._merge(merge)
-            if self._is_event_time and self._cleanup_ms(actual) <= self._timers.watermark_ms:
+            if self._is_over(actual):
                 in_flight.retire(actual)
                 continue
             is_taken = True

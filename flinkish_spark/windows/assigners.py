@@ -10,6 +10,9 @@ from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
 from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 
+#: Windows that an assigner does not make again, at most.
+_REMEMBERED = 1024
+
 
 class NoEventTime(ValueError):
     """Event-time windows were given an element without a timestamp."""
@@ -99,19 +102,24 @@ class _Tumbling(_Timed):
     def __init__(self, size_ms: int, offset_ms: int = 0) -> None:
         self._size_ms = _positive("size_ms", size_ms)
         self._offset_ms = _offset(offset_ms, "size_ms", size_ms)
+        self._made: dict[int, Sequence[TimeWindow]] = {}
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
         """Return the one window around an element's time."""
         time_ms = self._time(timestamp_ms, processing_time_ms)
-        return (window_at(time_ms - (time_ms - self._offset_ms) % self._size_ms, self._size_ms),)
+        start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
+        return self._made.get(start_ms) or _remember(
+            self._made, start_ms, (window_at(start_ms, self._size_ms),)
+        )
 
 
 class _Sliding(_Timed):
     def __init__(self, size_ms: int, slide_ms: int, offset_ms: int = 0) -> None:
         self._size_ms, self._slide_ms = _positive("size_ms", size_ms), _positive("slide_ms", slide_ms)
         self._offset_ms = _offset(offset_ms, "slide_ms", slide_ms)
+        self._made: dict[int, Sequence[TimeWindow]] = {}
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
@@ -119,8 +127,12 @@ class _Sliding(_Timed):
         """Return all windows around an element's time, the latest first."""
         time_ms = self._time(timestamp_ms, processing_time_ms)
         last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
+        # How many there are may depend on the time itself; the first and the number say all.
         starts = range(last_ms, time_ms - self._size_ms, -self._slide_ms)
-        return [window_at(start_ms, self._size_ms) for start_ms in starts]
+        made = self._made.get(last_ms)
+        if made is not None and len(made) == len(starts):
+            return made
+        return _remember(self._made, last_ms, [window_at(start_ms, self._size_ms) for start_ms in starts])
 
 
 class _Session(_Timed, MergingWindowAssigner):
@@ -240,6 +252,16 @@ class GlobalWindows(WindowAssigner):
     def default_trigger(self) -> Trigger:
         """Return one that never fires."""
         return NeverTrigger()
+
+
+def _remember(
+    made: dict[int, Sequence[TimeWindow]], at_ms: int, windows: Sequence[TimeWindow]
+) -> Sequence[TimeWindow]:
+    """Keep windows for the next element: most come to windows that others came to just before."""
+    if len(made) >= _REMEMBERED:
+        made.clear()
+    made[at_ms] = windows
+    return windows
 
 
 def _positive(name: str, value: int) -> int:
