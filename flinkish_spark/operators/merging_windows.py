@@ -79,22 +79,38 @@ class MergingWindowSet:
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, list[Merge]]:
         """Add a window; return the one that it is part of now, and what had to merge for that."""
-        start_ms, end_ms = window
         near = self._entries
         if type(self._assigner).merge_windows is MergingWindowAssigner.merge_windows:
             # Those that neither overlap nor touch stay as they are.
+            start_ms, end_ms = window
             near = [entry for entry in near if entry[0] <= end_ms and entry[1] >= start_ms]
-            if len(near) == 1 and near[0][0] <= start_ms and end_ms <= near[0][1]:
-                return TimeWindow(near[0][0], near[0][1]), []
+            if not near:
+                self._replace(near, [(*window, *window)])
+                return window, []
+            if len(near) == 1:
+                return self._grow(near[0], window)
         places = {TimeWindow(entry[0], entry[1]): TimeWindow(entry[2], entry[3]) for entry in near}
         if window in places:
             return window, []
         actual, merges = self._merge(window, places)
         places.setdefault(actual, actual)
-        self._entries = [entry for entry in self._entries if entry not in near]
-        self._entries += [(*one, *place) for one, place in places.items()]
-        self._is_changed = True
+        self._replace(near, [(*one, *place) for one, place in places.items()])
         return actual, merges
+
+    def _grow(self, entry: StoredWindow, window: TimeWindow) -> tuple[TimeWindow, list[Merge]]:
+        """Make a window cover a new one: what happens to nearly all elements of sessions."""
+        before, place = TimeWindow(entry[0], entry[1]), TimeWindow(entry[2], entry[3])
+        actual = before.cover(window)
+        if actual == before:
+            return before, []
+        self._replace([entry], [(*actual, *place)])
+        return actual, [Merge(actual, [before], place, [])]
+
+    def _replace(self, gone: list[StoredWindow], new: list[StoredWindow]) -> None:
+        if gone:
+            self._entries = [entry for entry in self._entries if entry not in gone]
+        self._entries += new
+        self._is_changed = True
 
     def _merge(
         self, window: TimeWindow, places: dict[TimeWindow, TimeWindow]

@@ -261,13 +261,14 @@ class MergingWindowOperator(WindowOperator):
         return is_taken
 
     def _place_of(self, window: TimeWindow) -> TimeWindow | None:
-        return self._windows().state_window(window)
+        self._in_flight = self._windows()
+        return self._in_flight.state_window(window)
 
     def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
         super()._clean_up(window, place)
-        in_flight = self._windows()
-        in_flight.retire(window)
-        self._persist(in_flight)
+        # Those of the timer's key, for which `_place_of` was asked just before.
+        self._in_flight.retire(window)
+        self._persist(self._in_flight)
 
     def _merge(self, merge: Merge) -> None:
         """Make one of windows: what their trigger has, their timers, their content."""

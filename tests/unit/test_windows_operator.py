@@ -400,3 +400,23 @@ def test_event_time_windows_may_fire_by_processing_time() -> None:
     assert one.processing_time(9).rows == [("a", 3)]
     assert one.watermark(9).rows == []
     assert (left(one), one.timer_count()) == ({}, 0)
+
+
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows(10), EventTimeSessionWindows(10)])
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(2, 20), (20, 2)])
+def test_a_program_may_be_changed_to_wait_longer_or_shorter(assigner, before_ms, after_ms) -> None:
+    def made(lateness_ms, **given):
+        operator = window_operator(WindowSpec(assigner, allowed_lateness_ms=lateness_ms), TOTAL, INPUT)
+        return OperatorHarness(operator, key=lambda e: e[0], key_type="STRING", **given)
+
+    before = made(before_ms)
+    before.push(("a", 1), 0)
+    before.watermark(9)
+    after = made(after_ms, restore=before.snapshot())
+    after.push(("a", 2), 0)
+    assert after.take().rows == [("a", 3)]
+    after.watermark(9 + min(before_ms, after_ms))
+    after.push(("a", 4), 0)
+    assert after.take().rows == ([("a", 7)] if after_ms > before_ms else [])
+    after.watermark(9 + max(before_ms, after_ms))
+    assert (left(after), after.timer_count()) == ({}, 0)
