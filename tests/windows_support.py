@@ -32,6 +32,7 @@ from flinkish_spark.windows import (
     TimeEvictor,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    WindowComputation,
     WindowSpec,
 )
 
@@ -145,14 +146,16 @@ class Combination:
         evictor = TimeEvictor(6) if self.evicts else None
         return WindowSpec(assigner, trigger, evictor, self.lateness_ms, LATE)
 
+    def computation_of(self) -> WindowComputation:
+        if self.computation == "process":
+            return ProcessWindow(Numbers())
+        if self.computation == "reduce":
+            return ReduceWindow(lambda a, b: (a.k, a.n + b.n))
+        return AggregateWindow(Sum(), "total LONG, n LONG")
+
     def run(self, **settings: Any) -> OperatorHarness:
-        computation = {
-            "process": lambda: ProcessWindow(Numbers()),
-            "reduce": lambda: ReduceWindow(lambda a, b: (a.k, a.n + b.n)),
-            "aggregate": lambda: AggregateWindow(Sum(), "total LONG, n LONG"),
-        }[self.computation]()
         return OperatorHarness(
-            window_operator(self.spec(), computation, INPUT),
+            window_operator(self.spec(), self.computation_of(), INPUT),
             key=lambda e: e[0],
             key_type="STRING",
             max_parallelism=1,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.windows.checks import offset_ms as checked_offset_ms
+from flinkish_spark.windows.checks import positive_ms
 from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
 from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 
@@ -100,8 +102,8 @@ class _Timed(WindowAssigner):
 
 class _Tumbling(_Timed):
     def __init__(self, size_ms: int, offset_ms: int = 0) -> None:
-        self._size_ms = _positive("size_ms", size_ms)
-        self._offset_ms = _offset(offset_ms, "size_ms", size_ms)
+        self._size_ms = positive_ms("size_ms", size_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, size_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
 
     def assign_windows(
@@ -117,8 +119,8 @@ class _Tumbling(_Timed):
 
 class _Sliding(_Timed):
     def __init__(self, size_ms: int, slide_ms: int, offset_ms: int = 0) -> None:
-        self._size_ms, self._slide_ms = _positive("size_ms", size_ms), _positive("slide_ms", slide_ms)
-        self._offset_ms = _offset(offset_ms, "slide_ms", slide_ms)
+        self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, slide_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
 
     def assign_windows(
@@ -137,7 +139,7 @@ class _Sliding(_Timed):
 
 class _Session(_Timed, MergingWindowAssigner):
     def __init__(self, gap_ms: int) -> None:
-        self._gap_ms = _positive("gap_ms", gap_ms)
+        self._gap_ms = positive_ms("gap_ms", gap_ms)
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
@@ -154,7 +156,7 @@ class _DynamicSession(_Timed, MergingWindowAssigner):
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
         """Return the window that an element begins."""
-        gap_ms = _positive("the session gap of an element", self._gap_ms_of(value))
+        gap_ms = _own_gap(self._gap_ms_of(value))
         return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
 
 
@@ -170,7 +172,7 @@ class TumblingEventTimeWindows(_EventTime, _Tumbling):
 
     Raises
     ------
-    ValueError
+    ConfigError
         A parameter is out of range.
 
     Examples
@@ -196,7 +198,7 @@ class SlidingEventTimeWindows(_EventTime, _Sliding):
 
     Raises
     ------
-    ValueError
+    ConfigError
         A parameter is out of range.
 
     Examples
@@ -215,7 +217,7 @@ class EventTimeSessionWindows(_EventTime, _Session):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The gap is not positive.
     """
 
@@ -264,15 +266,9 @@ def _remember(
     return windows
 
 
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name} must be a positive number of milliseconds, not {value!r}")
-    return value
-
-
-def _offset(offset_ms: int, name: str, period_ms: int) -> int:
-    if isinstance(offset_ms, bool) or not isinstance(offset_ms, int) or abs(offset_ms) >= period_ms:
+def _own_gap(gap_ms: int) -> int:
+    if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms <= 0:
         raise ValueError(
-            f"offset_ms must be a number of milliseconds below {name} ({period_ms}), not {offset_ms!r}"
+            f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
         )
-    return offset_ms
+    return gap_ms

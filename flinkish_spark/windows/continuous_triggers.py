@@ -9,6 +9,7 @@ from typing import Any
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from flinkish_spark.state import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.assigners import NoEventTime
+from flinkish_spark.windows.checks import positive_ms
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import Trigger, TriggerContext, TriggerResult
 
@@ -23,9 +24,7 @@ class _Continuous(Trigger):
     """The next firing of a window is a state: at multiples of the interval, at the latest at its end."""
 
     def __init__(self, interval_ms: int) -> None:
-        if isinstance(interval_ms, bool) or not isinstance(interval_ms, int) or interval_ms <= 0:
-            raise ValueError(f"interval_ms must be a positive number of milliseconds, not {interval_ms!r}")
-        self._interval_ms = interval_ms
+        self._interval_ms = positive_ms("interval_ms", interval_ms)
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -92,7 +91,7 @@ class ContinuousEventTimeTrigger(_Continuous):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The interval is not positive.
     """
 
@@ -137,7 +136,7 @@ class ContinuousProcessingTimeTrigger(_Continuous):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The interval is not positive.
     """
 

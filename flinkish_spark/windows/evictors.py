@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from flinkish_spark.arguments import instance_of
+from flinkish_spark.windows.checks import positive_count, positive_ms
 from flinkish_spark.windows.time_window import TimeWindow
 
 
@@ -55,7 +57,7 @@ class Evict(enum.Enum):
 
 class _OneSided(Evictor):
     def __init__(self, when: Evict) -> None:
-        self._when = when
+        self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
         """Evict if it is to be done before the function."""
@@ -75,15 +77,13 @@ class CountEvictor(_OneSided):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The count is not positive.
     """
 
     def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
-            raise ValueError(f"count must be a positive number of elements, not {count!r}")
         super().__init__(when)
-        self._count = count
+        self._count = positive_count("count", count)
 
     def _kept(self, elements: Elements) -> Elements:
         return elements[-self._count :]
@@ -96,15 +96,13 @@ class TimeEvictor(_OneSided):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The time is not positive.
     """
 
     def __init__(self, keep_ms: int, when: Evict = Evict.BEFORE) -> None:
-        if isinstance(keep_ms, bool) or not isinstance(keep_ms, int) or keep_ms <= 0:
-            raise ValueError(f"keep_ms must be a positive number of milliseconds, not {keep_ms!r}")
         super().__init__(when)
-        self._keep_ms = keep_ms
+        self._keep_ms = positive_ms("keep_ms", keep_ms)
 
     def _kept(self, elements: Elements) -> Elements:
         times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flinkish_spark.arguments import instance_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
+from flinkish_spark.windows.checks import lateness_ms
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
@@ -36,7 +38,7 @@ class WindowSpec:
     Raises
     ------
     ConfigError
-        The lateness is negative, or windows that merge have a trigger that cannot.
+        Something is of another type, the lateness is negative, or windows merge and their trigger cannot.
 
     Examples
     --------
@@ -52,13 +54,16 @@ class WindowSpec:
     late_output: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        lateness_ms = self.allowed_lateness_ms
-        if isinstance(lateness_ms, bool) or not isinstance(lateness_ms, int) or lateness_ms < 0:
-            raise ConfigError(
-                f"allowed_lateness_ms is {lateness_ms!r}",
-                why="it must be a number of milliseconds, 0 or more",
-                what_to_do="give a number of milliseconds",
-            )
+        lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
+        kinds: type = WindowAssigner
+        instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
+        for name, value, kind in (
+            ("trigger", self.trigger, Trigger),
+            ("evictor", self.evictor, Evictor),
+            ("late_output", self.late_output, OutputTag),
+        ):
+            if value is not None:
+                instance_of(name, value, kind, what_to_do="give one, or leave it out")
         if isinstance(self.assigner, MergingWindowAssigner) and not self.actual_trigger.can_merge():
             raise ConfigError(
                 f"{type(self.assigner).__name__} cannot have the trigger {type(self.trigger).__name__}",

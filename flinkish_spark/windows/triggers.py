@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from flinkish_spark.arguments import instance_of
 from flinkish_spark.state import ReducingStateDescriptor, StateDescriptor
+from flinkish_spark.windows.checks import positive_count
 from flinkish_spark.windows.time_window import TimeWindow
 
 
@@ -207,14 +209,12 @@ class CountTrigger(Trigger):
 
     Raises
     ------
-    ValueError
+    ConfigError
         The count is not positive.
     """
 
     def __init__(self, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
-            raise ValueError(f"count must be a positive number of elements, not {count!r}")
-        self._count = count
+        self._count = positive_count("count", count)
         self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -260,6 +260,8 @@ class PurgingTrigger(Trigger):
     """
 
     def __init__(self, trigger: Trigger) -> None:
+        kind: type = Trigger
+        instance_of("trigger", trigger, kind, what_to_do="give a trigger")
         self._trigger = trigger
 
     def states(self) -> Sequence[StateDescriptor]:

@@ -11,6 +11,7 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.merging_windows import Merge, MergingWindowSet
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
+    ContinuousEventTimeTrigger,
     CountEvictor,
     CountTrigger,
     DynamicEventTimeSessionWindows,
@@ -18,6 +19,7 @@ from flinkish_spark.windows import (
     GlobalWindows,
     MergingWindowAssigner,
     NoEventTime,
+    PurgingTrigger,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TimeEvictor,
@@ -86,15 +88,26 @@ def test_an_element_without_a_timestamp_is_refused_by_event_time_windows() -> No
         lambda: SlidingEventTimeWindows(10, 5, 5),
         lambda: EventTimeSessionWindows(0),
         lambda: EventTimeSessionWindows(True),
-        lambda: DynamicEventTimeSessionWindows(lambda e: 0).assign_windows("e", 1, 1),
         lambda: CountTrigger(0),
         lambda: CountEvictor(-1),
         lambda: TimeEvictor(0),
+        lambda: CountEvictor(1, "AFTER"),
+        lambda: ContinuousEventTimeTrigger(0.5),
+        lambda: PurgingTrigger(CountTrigger),
+        lambda: WindowSpec(GlobalWindows),
+        lambda: WindowSpec(GlobalWindows(), CountTrigger),
+        lambda: WindowSpec(GlobalWindows(), late_output="late"),
+        lambda: WindowSpec(GlobalWindows(), allowed_lateness_ms=-1),
     ],
 )
 def test_settings_that_are_out_of_range_are_refused(make) -> None:
-    with pytest.raises(ValueError, match="must be a"):
+    with pytest.raises(ConfigError, match=r"it must be .*To do: "):
         make()
+
+
+def test_a_session_gap_of_an_element_that_is_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="session gap must be a positive number of milliseconds, not 0"):
+        DynamicEventTimeSessionWindows(lambda e: 0).assign_windows("e", 1, 1)
 
 
 def test_a_window_knows_its_last_instant_and_its_bounds_as_timestamps() -> None:
@@ -124,8 +137,6 @@ def test_windows_that_merge_need_a_trigger_that_can() -> None:
     WindowSpec(TumblingEventTimeWindows(5), NoMerging())
     with pytest.raises(ConfigError, match=r"EventTimeSessionWindows cannot have the trigger NoMerging"):
         WindowSpec(EventTimeSessionWindows(5), NoMerging())
-    with pytest.raises(ConfigError, match="allowed_lateness_ms is -1"):
-        WindowSpec(TumblingEventTimeWindows(5), allowed_lateness_ms=-1)
 
 
 # -- the set of merging windows ---------------------------------------------------------------------
