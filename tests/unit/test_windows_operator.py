@@ -40,46 +40,11 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
-from tests.windows_support import INPUT, LATE, TINY, Numbers, Sum, left
+from tests.windows_rig import Restoring
+from tests.windows_support import INPUT, LATE, Numbers, Sum, left
 
 TOTAL = ReduceWindow(lambda a, b: (a.k, a.n + b.n))
 AT = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-class Restoring:
-    """A harness that is restored after every step; everything else is that of the last."""
-
-    def __init__(self, spec, computation, input_type=INPUT, key=lambda e: e[0]):
-        self._make = lambda **given: OperatorHarness(
-            window_operator(spec, computation, input_type),
-            key=key,
-            key_type="STRING",
-            max_parallelism=2,
-            policy=TINY,
-            **given,
-        )
-        self._last = self._make()
-
-    def __getattr__(self, name):
-        return getattr(self._last, name)
-
-    def push(self, *elements):
-        """Push (number, time) of the key a."""
-        self._last.push_all([(("a", number), time_ms) for number, time_ms in elements])
-        return self._done()
-
-    def watermark(self, time_ms):
-        self._last.watermark(time_ms)
-        return self._done()
-
-    def processing_time(self, time_ms):
-        self._last.processing_time(time_ms)
-        return self._done()
-
-    def _done(self):
-        output = self._last.take()
-        self._last = self._make(restore=self._last.snapshot(), bases=self._last.bases)
-        return output
 
 
 def test_each_late_element_in_time_gives_an_updated_row_for_the_same_window() -> None:
