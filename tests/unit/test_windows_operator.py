@@ -338,6 +338,12 @@ def test_a_continuous_trigger_leaves_no_timers_of_merged_windows_behind() -> Non
     assert (left(one), one.timer_count()) == ({}, 0)
 
 
+def test_a_growing_session_takes_its_timers_along() -> None:
+    one = Restoring(WindowSpec(EventTimeSessionWindows(5), allowed_lateness_ms=3), TOTAL)
+    one.push(*((1, time_ms) for time_ms in range(9)))
+    assert one.timer_count() == 2
+
+
 def test_processing_time_windows_do_not_wait_for_watermarks() -> None:
     one = Restoring(WindowSpec(TumblingProcessingTimeWindows(10)), TOTAL)
     one.processing_time(3)
