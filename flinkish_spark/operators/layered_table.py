@@ -21,7 +21,6 @@ from flinkish_spark.operators.table_codec import (
     Row,
     TableLayout,
     decode_rows,
-    empty_rows,
     encode_rows,
     places_with,
 )
@@ -40,7 +39,7 @@ class LayeredTable:
         self, layout: TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
     ) -> None:
         self.layout, self.base = layout, base
-        self.delta = empty_rows(layout) if delta is None else delta
+        self.delta = encode_rows(layout, []) if delta is None else delta
         self.is_changed = False
         #: The delta without the rows that were selected; those; and the rows of the base that were.
         self._kept = self.delta

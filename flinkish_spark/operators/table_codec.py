@@ -15,7 +15,6 @@ Columns, in this order:
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
@@ -160,12 +159,6 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
         schema=layout.schema,
     )
     return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
-
-
-@functools.lru_cache(maxsize=1024)
-def empty_rows(layout: TableLayout) -> pa.RecordBatch:
-    """Return a batch without rows; made once per layout, for it costs as much as one with rows."""
-    return encode_rows(layout, [])
 
 
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
