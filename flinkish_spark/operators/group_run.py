@@ -74,11 +74,13 @@ class Emitted:
     Parameters
     ----------
     rows, times_ms
-        As long as each other; a row has the time of its element or timer.
+        As long as each other; a row has the time of its element or timer, or what the operator said.
     before
         How many of the rows are before the watermark.
     side
         Rows and times by name of the side output, and how many of them are before the watermark.
+    counts
+        What the operator has counted, by name.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Emitted:
     before: int = 0
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class ElementFailed(Exception):
@@ -114,7 +117,9 @@ class GroupRun:
     def __init__(self, operator: KeyedStreamOperator, uid: str, max_parallelism: int) -> None:
         self.states = KeyedStates(uid, max_parallelism)
         self.timers = Timers(self.states.scope)
-        self._context = FunctionContext(self.states.scope, self.timers, self._to_side)
+        self._context = FunctionContext(
+            self.states.scope, self.timers, self._to_side, self._to_main, self._count
+        )
         self._operator = operator
         self._emitted = Emitted()
         operator.open(self.states, self._context, self.timers)
@@ -184,3 +189,12 @@ class GroupRun:
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
         self._emitted.side.setdefault(tag.name, []).append((value, time_ms))
+
+    def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
+        emitted = self._emitted
+        emitted.rows.extend(rows)
+        emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
+
+    def _count(self, name: str) -> None:
+        counts = self._emitted.counts
+        counts[name] = counts.get(name, 0) + 1

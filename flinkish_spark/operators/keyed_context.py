@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
@@ -82,6 +83,15 @@ class KeyedStates:
         """Keep a state per key and namespace; said by operators with windows, when they are opened."""
         self.namespaced.add(name)
 
+    def through(self, scope: KeyScope) -> KeyedStates:
+        """Return these states as they are seen with another key or namespace being the current one.
+
+        Both have the same tables; a state may be declared with either.
+        """
+        other = copy.copy(self)
+        other.scope, other._states = scope, {}
+        return other
+
     def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
         known = self.descriptors.setdefault(descriptor.name, descriptor)
         if known != descriptor:
@@ -89,9 +99,10 @@ class KeyedStates:
                 f"operator '{self.uid}' declares the state '{descriptor.name}' as {known} and as {descriptor}"
             )
         if descriptor.name not in self._states:
-            table = StateTable() if descriptor.ttl is None else ExpiringTable(descriptor.ttl)
-            self.tables[descriptor.name] = table
-            self._states[descriptor.name] = make(table)
+            if descriptor.name not in self.tables:
+                table = StateTable() if descriptor.ttl is None else ExpiringTable(descriptor.ttl)
+                self.tables[descriptor.name] = table
+            self._states[descriptor.name] = make(self.tables[descriptor.name])
         return self._states[descriptor.name]
 
     def begin_group(self) -> None:
@@ -145,12 +156,24 @@ class Timers:
 class FunctionContext:
     """What `process_element` and `on_timer` are given; one object, whose facts change."""
 
-    __slots__ = ("_scope", "_side", "_timers", "domain", "timestamp_ms")
+    __slots__ = ("_scope", "_timers", "count", "domain", "emit", "emit_to", "timestamp_ms")
 
     def __init__(
-        self, scope: KeyScope, timers: Timers, side: Callable[[OutputTag, Any, int | None], None]
+        self,
+        scope: KeyScope,
+        timers: Timers,
+        emit_to: Callable[[OutputTag, Any, int | None], None],
+        emit: Callable[[Iterable[Any], int | None], None],
+        count: Callable[[str], None],
     ) -> None:
-        self._scope, self._timers, self._side = scope, timers, side
+        self._scope, self._timers = scope, timers
+        #: For operators whose rows have another time than the element or timer: takes rows, and their time.
+        #: Not from inside a generator that also yields.
+        self.emit = emit
+        #: The same for a side output: takes a tag, a row, its time.
+        self.emit_to = emit_to
+        #: Adds one to a number of the operator; takes its name.
+        self.count = count
         self.timestamp_ms: int | None = None
         self.domain = TimeDomain.EVENT_TIME
 
@@ -172,4 +195,4 @@ class FunctionContext:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
-        self._side(tag, value, self.timestamp_ms)
+        self.emit_to(tag, value, self.timestamp_ms)

@@ -18,7 +18,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -125,8 +125,8 @@ def layout_of(
 ) -> TableLayout:
     """Return how a declared state is stored."""
     stored = descriptor.stored_type
-    # A value with several fields has a column for each.
-    kinds = [field.dataType for field in stored] if isinstance(stored, T.StructType) else [stored]
+    # A value with several fields has a column for each; one field alone would look like no tuple.
+    kinds = [field.dataType for field in stored] if _has_several_fields(stored) else [stored]
     return TableLayout(
         descriptor.name,
         tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
@@ -221,4 +221,10 @@ def _decoder(descriptor: StateDescriptor) -> Convert | None:
         return lambda elements: [tuple(element.values()) for element in elements]
     if isinstance(descriptor, MapStateDescriptor) and is_list_of_fields(descriptor.value_type):
         return lambda entries: {key: tuple(value.values()) for key, value in entries.items()}
+    if isinstance(stored := descriptor.stored_type, T.StructType) and not _has_several_fields(stored):
+        return lambda value: tuple(value.values())
     return None
+
+
+def _has_several_fields(kind: T.DataType) -> TypeGuard[T.StructType]:
+    return isinstance(kind, T.StructType) and len(kind) > 1

@@ -58,11 +58,14 @@ class Output:
         In order.
     side
         Rows by name of the side output.
+    counts
+        What the operator counted, by name.
     """
 
     rows: list[Any] = field(default_factory=list)
     times_ms: list[int | None] = field(default_factory=list)
     side: dict[str, list[Any]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class OperatorHarness:
@@ -219,3 +222,5 @@ class OperatorHarness:
         self._output.times_ms += emitted.times_ms
         for name, rows in emitted.side.items():
             self._output.side.setdefault(name, []).extend(row for row, _ in rows)
+        for name, count in emitted.counts.items():
+            self._output.counts[name] = self._output.counts.get(name, 0) + count

@@ -177,3 +177,35 @@ def test_state_of_another_declaration_or_operator_is_refused() -> None:
     )
     with pytest.raises(StateMismatch, match="belongs to operator 'operator', not to 'b'"):
         other.push((1, "set", 5))
+
+
+def test_a_value_with_one_field_is_a_tuple_too() -> None:
+    class Single(KeyedProcessFunction):
+        def open(self, context):
+            self.value = context.get_state(ValueStateDescriptor("value", "n LONG"))
+
+        def process_element(self, element, ctx):
+            yield self.value.value()
+            self.value.update((element,))
+
+    one = OperatorHarness(Single(), key=lambda e: "k", key_type="STRING")
+    one.push(1)
+    one.push(None)
+    one.push(3)
+    assert one.take().rows == [None, (1,), (None,)]
+
+
+def test_an_operator_says_the_time_of_what_it_emits_and_counts() -> None:
+    class Saying(KeyedProcessFunction):
+        def process_element(self, element, ctx):
+            ctx.emit([element, element], element + 1)
+            ctx.emit([element], None)
+            ctx.count("seen")
+            return [-element]
+
+    one = OperatorHarness(Saying(), key=lambda e: "k", key_type="STRING")
+    one.push_all([(1, 10), (2, 20)])
+    output = one.take()
+    assert output.rows == [1, 1, 1, -1, 2, 2, 2, -2]
+    assert output.times_ms == [2, 2, None, 10, 3, 3, None, 20]
+    assert output.counts == {"seen": 2}

@@ -1,0 +1,220 @@
+"""What a window keeps of its elements, and what its function is given of that."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.functions import AggregateFunction
+from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.state import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
+from flinkish_spark.state.descriptors import is_list_of_fields
+from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
+from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation
+from flinkish_spark.windows.time_window import TimeWindow
+
+CONTENTS = "window/contents"
+#: Field behind those of an element, for its event time.
+_TIME_FIELD = "__time_ms LONG"
+
+Reduce = Callable[[Any, Any], Any]
+Named = Callable[[Any], Any]
+#: Given a window's elements, calls its function and emits what that returns.
+Fire = Callable[[Sequence[Any]], None]
+
+
+class WindowContents(ABC):
+    """The content of the current key's current window; the same slot as the states of its operator."""
+
+    @abstractmethod
+    def open(self, states: KeyedStates) -> None:
+        """Declare the state."""
+
+    @abstractmethod
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        """Add an element."""
+
+    @abstractmethod
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        """Fire with what is there; not if that is nothing."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Throw it away."""
+
+    @abstractmethod
+    def merge(self, slot: Any, into: Any) -> None:
+        """Give one slot's content to another, behind what that has."""
+
+
+def contents_of(computation: WindowComputation, input_type: str, evictor: Evictor | None) -> WindowContents:
+    """Return the contents that a computation needs."""
+    if evictor is not None:
+        return _Evicted(input_type, evictor, computation)
+    if isinstance(computation, ReduceWindow):
+        return _Reduced(input_type, computation)
+    if isinstance(computation, AggregateWindow):
+        return _Aggregated(computation)
+    return _Listed(input_type)
+
+
+class _Reduced(WindowContents):
+    def __init__(self, input_type: str, computation: ReduceWindow) -> None:
+        self._type, self._computation = input_type, computation
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = _naming(self._type)
+        self._reduce = _named_reduce(self._computation, self._named)
+        states.per_namespace(CONTENTS)
+        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type))
+
+    def reduce(self, first: Any, second: Any) -> Any:
+        return self._reduce(first, second)
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        value = self._state.get()
+        if value is not None:
+            fire((self._named(value),))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Aggregated(WindowContents):
+    def __init__(self, computation: AggregateWindow) -> None:
+        self._descriptor = AggregatingStateDescriptor(
+            CONTENTS, computation.aggregate, computation.accumulator_type
+        )
+
+    def open(self, states: KeyedStates) -> None:
+        states.per_namespace(CONTENTS)
+        self._state = states.get_aggregating_state(self._descriptor)
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        result = self._state.get()
+        if result is not None:
+            fire((result,))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Listed(WindowContents):
+    def __init__(self, input_type: str) -> None:
+        self._type = input_type
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = _naming(self._type)
+        states.per_namespace(CONTENTS)
+        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type))
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        values = self._state.get()
+        if values:
+            fire([self._named(value) for value in values])
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Evicted(WindowContents):
+    """Elements with their times, so that an evictor can choose; computed when the window fires."""
+
+    def __init__(self, input_type: str, evictor: Evictor, computation: WindowComputation) -> None:
+        self._type, self._evictor, self._computation = input_type, evictor, computation
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = _naming(self._type)
+        self._at_once = _at_once(self._computation, self._named)
+        self._has_fields = is_list_of_fields(self._type)
+        fields = self._type if self._has_fields else f"value {self._type}"
+        states.per_namespace(CONTENTS)
+        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, f"{fields}, {_TIME_FIELD}"))
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add((*value, timestamp_ms) if self._has_fields else (value, timestamp_ms))
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        before = self._elements()
+        if not before:
+            return
+        kept = self._evictor.evict_before(before, window, ctx)
+        if kept:
+            fire(self._at_once([element.value for element in kept]))
+            kept = self._evictor.evict_after(kept, window, ctx)
+        if len(kept) < len(before):
+            self._state.clear()
+            for element in kept:
+                self.add(element.value, element.timestamp_ms)
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+    def _elements(self) -> list[TimestampedValue]:
+        entries = self._state.get()
+        if self._has_fields:
+            return [TimestampedValue(self._named(entry[:-1]), entry[-1]) for entry in entries]
+        return [TimestampedValue(*entry) for entry in entries]
+
+
+def _naming(input_type: str) -> Named:
+    """Return what gives a plain tuple the names of its fields; the state does not keep them."""
+    fields = parse_ddl(input_type)
+    if not isinstance(fields, T.StructType) or not is_list_of_fields(input_type):
+        return lambda value: value
+    names = [field.name for field in fields]
+    record: Any = namedtuple("Record", names, rename=True)  # type: ignore[misc]
+    make: Named = record._make
+    return lambda value: make(value) if type(value) is tuple else value
+
+
+def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
+    """Return the reduction of elements that have the names of their fields."""
+    given: Any = computation.reduce
+    reduce: Reduce = getattr(given, "reduce", given)
+    return lambda first, second: reduce(named(first), named(second))
+
+
+def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return what does a computation over elements that were kept."""
+    if isinstance(computation, ReduceWindow):
+        reduce = _named_reduce(computation, named)
+        return lambda values: (named(functools.reduce(reduce, values)),)
+    if isinstance(computation, AggregateWindow):
+        return functools.partial(_aggregate, computation.aggregate)
+    return lambda values: values
+
+
+def _aggregate(aggregate: AggregateFunction, values: list[Any]) -> Sequence[Any]:
+    accumulator = aggregate.create_accumulator()
+    for value in values:
+        accumulator = aggregate.add(value, accumulator)
+    result = aggregate.get_result(accumulator)
+    return () if result is None else (result,)

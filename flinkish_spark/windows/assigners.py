@@ -1,0 +1,274 @@
+"""Which windows an element belongs to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.windows.checks import offset_ms as checked_offset_ms
+from flinkish_spark.windows.checks import positive_ms
+from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
+from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
+
+#: Windows that an assigner does not make again, at most.
+_REMEMBERED = 1024
+
+
+class NoEventTime(ValueError):
+    """Event-time windows were given an element without a timestamp."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "event-time windows need elements with a timestamp; assign timestamps and watermarks before "
+            "the windows, or use processing-time windows"
+        )
+
+
+class WindowAssigner(ABC):
+    """Says which windows an element belongs to. Own ones keep nothing of an element in their attributes.
+
+    `clock` is what its windows' ends are compared with: it says when state is cleaned up and what is late.
+    """
+
+    clock: TimeDomain
+
+    @abstractmethod
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return an element's windows; none drops it."""
+
+    @abstractmethod
+    def default_trigger(self) -> Trigger:
+        """Return the trigger of windows for which none is given."""
+
+
+class MergingWindowAssigner(WindowAssigner):
+    """An assigner whose windows may become one: each element begins with its own."""
+
+    def merge_windows(
+        self, windows: Iterable[TimeWindow]
+    ) -> Iterable[tuple[TimeWindow, Sequence[TimeWindow]]]:
+        """Return which of a key's windows become which: the new one, and two or more that it replaces.
+
+        Called with all windows of a key whenever there is a new one. This one merges those that overlap
+        or touch; whoever overrides it must name windows in the order of their starts.
+        """
+        merged: list[tuple[TimeWindow, list[TimeWindow]]] = []
+        for window in sorted(set(windows)):
+            if merged and merged[-1][0].intersects(window):
+                cover, parts = merged[-1]
+                parts.append(window)
+                merged[-1] = cover.cover(window), parts
+            else:
+                merged.append((window, [window]))
+        return [(cover, parts) for cover, parts in merged if len(parts) > 1]
+
+
+class _EventTime(WindowAssigner):
+    clock = TimeDomain.EVENT_TIME
+
+    def default_trigger(self) -> Trigger:
+        """Return one that fires when the watermark reaches a window's end."""
+        return EventTimeTrigger()
+
+    @staticmethod
+    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+        if timestamp_ms is None:
+            raise NoEventTime
+        return timestamp_ms
+
+
+class _ProcessingTime(WindowAssigner):
+    clock = TimeDomain.PROCESSING_TIME
+
+    def default_trigger(self) -> Trigger:
+        """Return one that fires when the processing time reaches a window's end."""
+        return ProcessingTimeTrigger()
+
+    @staticmethod
+    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+        return processing_time_ms
+
+
+class _Timed(WindowAssigner):
+    @staticmethod
+    @abstractmethod
+    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+        """Return the time by which an element is assigned."""
+
+
+class _Tumbling(_Timed):
+    def __init__(self, size_ms: int, offset_ms: int = 0) -> None:
+        self._size_ms = positive_ms("size_ms", size_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, size_ms)
+        self._made: dict[int, Sequence[TimeWindow]] = {}
+
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return the one window around an element's time."""
+        time_ms = self._time(timestamp_ms, processing_time_ms)
+        start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
+        return self._made.get(start_ms) or _remember(
+            self._made, start_ms, (window_at(start_ms, self._size_ms),)
+        )
+
+
+class _Sliding(_Timed):
+    def __init__(self, size_ms: int, slide_ms: int, offset_ms: int = 0) -> None:
+        self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
+        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, slide_ms)
+        self._made: dict[int, Sequence[TimeWindow]] = {}
+
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return all windows around an element's time, the latest first."""
+        time_ms = self._time(timestamp_ms, processing_time_ms)
+        last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
+        # How many there are may depend on the time itself; the first and the number say all.
+        starts = range(last_ms, time_ms - self._size_ms, -self._slide_ms)
+        made = self._made.get(last_ms)
+        if made is not None and len(made) == len(starts):
+            return made
+        return _remember(self._made, last_ms, [window_at(start_ms, self._size_ms) for start_ms in starts])
+
+
+class _Session(_Timed, MergingWindowAssigner):
+    def __init__(self, gap_ms: int) -> None:
+        self._gap_ms = positive_ms("gap_ms", gap_ms)
+
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return the window that an element begins."""
+        return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
+
+
+class _DynamicSession(_Timed, MergingWindowAssigner):
+    def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
+        self._gap_ms_of = gap_ms_of
+
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return the window that an element begins."""
+        gap_ms = _own_gap(self._gap_ms_of(value))
+        return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
+
+
+class TumblingEventTimeWindows(_EventTime, _Tumbling):
+    """Windows one after the other, by event time.
+
+    Parameters
+    ----------
+    size_ms
+        Positive.
+    offset_ms
+        Where the first one after 1970 begins; smaller than the size, may be negative.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is out of range.
+
+    Examples
+    --------
+    >>> TumblingEventTimeWindows(60_000).assign_windows("value", 61_000, 0)
+    (TimeWindow(start_ms=60000, end_ms=120000),)
+    """
+
+
+class TumblingProcessingTimeWindows(_ProcessingTime, _Tumbling):
+    """Windows one after the other, by processing time; see :class:`TumblingEventTimeWindows`."""
+
+
+class SlidingEventTimeWindows(_EventTime, _Sliding):
+    """Windows that begin every `slide_ms` and overlap if they are longer, by event time.
+
+    Parameters
+    ----------
+    size_ms, slide_ms
+        Positive. With a slide that is greater than the size, elements between windows are dropped.
+    offset_ms
+        Where the first one after 1970 begins; smaller than the slide, may be negative.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is out of range.
+
+    Examples
+    --------
+    >>> SlidingEventTimeWindows(10, 5).assign_windows("value", 12, 0)
+    [TimeWindow(start_ms=10, end_ms=20), TimeWindow(start_ms=5, end_ms=15)]
+    """
+
+
+class SlidingProcessingTimeWindows(_ProcessingTime, _Sliding):
+    """Windows that begin every `slide_ms`, by processing time; see :class:`SlidingEventTimeWindows`."""
+
+
+class EventTimeSessionWindows(_EventTime, _Session):
+    """Windows that last while no pause between a key's elements is longer than `gap_ms`, by event time.
+
+    Raises
+    ------
+    ConfigError
+        The gap is not positive.
+    """
+
+
+class ProcessingTimeSessionWindows(_ProcessingTime, _Session):
+    """Sessions by processing time; see :class:`EventTimeSessionWindows`."""
+
+
+class DynamicEventTimeSessionWindows(_EventTime, _DynamicSession):
+    """Sessions whose gap each element says for itself, by event time.
+
+    Parameters
+    ----------
+    gap_ms_of
+        From an element to the gap after it, in milliseconds; must be positive.
+    """
+
+
+class DynamicProcessingTimeSessionWindows(_ProcessingTime, _DynamicSession):
+    """Dynamic sessions by processing time; see :class:`DynamicEventTimeSessionWindows`."""
+
+
+class GlobalWindows(WindowAssigner):
+    """One window per key for everything. It never ends: give it a trigger, or nothing comes out."""
+
+    clock = TimeDomain.PROCESSING_TIME
+
+    def assign_windows(
+        self, value: Any, timestamp_ms: int | None, processing_time_ms: int
+    ) -> Sequence[TimeWindow]:
+        """Return the one window."""
+        return (GLOBAL_WINDOW,)
+
+    def default_trigger(self) -> Trigger:
+        """Return one that never fires."""
+        return NeverTrigger()
+
+
+def _remember(
+    made: dict[int, Sequence[TimeWindow]], at_ms: int, windows: Sequence[TimeWindow]
+) -> Sequence[TimeWindow]:
+    """Keep windows for the next element: most come to windows that others came to just before."""
+    if len(made) >= _REMEMBERED:
+        made.clear()
+    made[at_ms] = windows
+    return windows
+
+
+def _own_gap(gap_ms: int) -> int:
+    if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms <= 0:
+        raise ValueError(
+            f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
+        )
+    return gap_ms

@@ -1,0 +1,35 @@
+"""Checks of what windows are told, at the call that tells it."""
+
+from __future__ import annotations
+
+from flinkish_spark.arguments import refused_as_config_errors
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS
+from flinkish_spark.protocol.limits import checked_whole
+
+
+def positive_ms(name: str, value: int) -> int:
+    """Return a time; raise ConfigError unless it is a positive number of milliseconds."""
+    with refused_as_config_errors(f"set {name} to a number of milliseconds, 1 or more"):
+        checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
+    return value
+
+
+def lateness_ms(name: str, value: int) -> int:
+    """Return a time; raise ConfigError unless it is a number of milliseconds, 0 or more."""
+    with refused_as_config_errors(f"set {name} to a number of milliseconds, 0 or more"):
+        checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
+    return value
+
+
+def offset_ms(name: str, value: int, period_ms: int) -> int:
+    """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
+    with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
+        checked_whole(name, value, least=1 - period_ms, most=period_ms - 1)
+    return value
+
+
+def positive_count(name: str, value: int) -> int:
+    """Return a count; raise ConfigError unless it is a positive whole number."""
+    with refused_as_config_errors(f"set {name} to 1 or more"):
+        checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
+    return value

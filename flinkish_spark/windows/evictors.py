@@ -1,0 +1,134 @@
+"""Which of a window's elements are thrown away before or after its function sees them."""
+
+from __future__ import annotations
+
+import enum
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from flinkish_spark.arguments import instance_of
+from flinkish_spark.windows.checks import positive_count, positive_ms
+from flinkish_spark.windows.time_window import TimeWindow
+
+
+class TimestampedValue(NamedTuple):
+    """An element of a window, and its event time; None if the stream has none."""
+
+    value: Any
+    timestamp_ms: int | None
+
+
+class EvictorContext(Protocol):
+    """Given to evictors."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+
+Elements = Sequence[TimestampedValue]
+
+
+class Evictor:
+    """Throws elements of a window away when it fires; what is thrown away does not come back.
+
+    A window with an evictor keeps all its elements, also for reduce and aggregate. If nothing is left
+    before the function, the function is not called.
+    """
+
+    def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
+        """Return the elements that the function is to see, in their order of arrival."""
+        return elements
+
+    def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
+        """Return, of those that the function has seen, the elements that stay."""
+        return elements
+
+
+class Evict(enum.Enum):
+    """When the evictors here do it."""
+
+    BEFORE = "BEFORE"
+    AFTER = "AFTER"
+
+
+class _OneSided(Evictor):
+    def __init__(self, when: Evict) -> None:
+        self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
+
+    def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
+        """Evict if it is to be done before the function."""
+        return self._kept(elements) if self._when is Evict.BEFORE else elements
+
+    def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
+        """Evict if it is to be done after the function."""
+        return self._kept(elements) if self._when is Evict.AFTER else elements
+
+    @abstractmethod
+    def _kept(self, elements: Elements) -> Elements:
+        """Return what stays; there is at least one element."""
+
+
+class CountEvictor(_OneSided):
+    """Keeps the last `count` elements.
+
+    Raises
+    ------
+    ConfigError
+        The count is not positive.
+    """
+
+    def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
+        super().__init__(when)
+        self._count = positive_count("count", count)
+
+    def _kept(self, elements: Elements) -> Elements:
+        return elements[-self._count :]
+
+
+class TimeEvictor(_OneSided):
+    """Keeps elements that are less than `keep_ms` older than the newest one, by event time.
+
+    Elements without a timestamp all stay.
+
+    Raises
+    ------
+    ConfigError
+        The time is not positive.
+    """
+
+    def __init__(self, keep_ms: int, when: Evict = Evict.BEFORE) -> None:
+        super().__init__(when)
+        self._keep_ms = positive_ms("keep_ms", keep_ms)
+
+    def _kept(self, elements: Elements) -> Elements:
+        times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]
+        if not times:
+            return elements
+        limit_ms = max(times) - self._keep_ms
+        return [one for one in elements if one.timestamp_ms is None or one.timestamp_ms > limit_ms]
+
+
+class DeltaEvictor(_OneSided):
+    """Keeps elements that differ from the last one by less than a threshold.
+
+    Parameters
+    ----------
+    threshold
+        An element stays if its difference is below this.
+    delta
+        From an element and the last one to their difference.
+    """
+
+    def __init__(
+        self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
+    ) -> None:
+        super().__init__(when)
+        self._threshold, self._delta = threshold, delta
+
+    def _kept(self, elements: Elements) -> Elements:
+        last = elements[-1].value
+        return [one for one in elements if self._delta(one.value, last) < self._threshold]

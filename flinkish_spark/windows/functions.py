@@ -1,0 +1,146 @@
+"""User functions on windows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from flinkish_spark.functions import RuntimeContext
+from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from flinkish_spark.windows.time_window import TimeWindow
+
+#: Fields that the two functions below append.
+WINDOW_BOUNDS = "window_start TIMESTAMP, window_end TIMESTAMP"
+
+
+class StateStore(Protocol):
+    """Hands out states; each must have been asked for in `open`, because that declares it."""
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the value state of that name."""
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the list state of that name."""
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the map state of that name."""
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the reducing state of that name."""
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """Return the aggregating state of that name."""
+
+
+class WindowRuntimeContext(RuntimeContext, Protocol):
+    """Given to :meth:`ProcessWindowFunction.open`; its own `get_state` is `global_state.get_state`."""
+
+    @property
+    def window_state(self) -> StateStore:
+        """Return states of which each window of a key has its own; refused for windows that merge."""
+
+    @property
+    def global_state(self) -> StateStore:
+        """Return states that all windows of a key share."""
+
+
+class WindowContext(Protocol):
+    """Given to :class:`ProcessWindowFunction` for one firing; valid only inside the call."""
+
+    @property
+    def window(self) -> TimeWindow:
+        """Return the window. A sink that upserts by (key, `window`) keeps the last of its results."""
+
+    @property
+    def window_state(self) -> StateStore:
+        """Return states of this window, which must be cleared in :meth:`ProcessWindowFunction.clear`."""
+
+    @property
+    def global_state(self) -> StateStore:
+        """Return states of the key, which stay when the window is gone."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row, which has the time of the window's results, to a side output."""
+
+
+class ProcessWindowFunction(ABC):
+    """A function over all elements of a window, or over what they were reduced or aggregated to.
+
+    Examples
+    --------
+    >>> class Median(ProcessWindowFunction):
+    ...     def process(self, key, context, elements):
+    ...         amounts = sorted(element.amount for element in elements)
+    ...         yield key, amounts[len(amounts) // 2], context.window.start, context.window.end
+    """
+
+    def open(self, context: WindowRuntimeContext) -> None:
+        """Declare state; called once per copy, before any element."""
+
+    @abstractmethod
+    def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any] | None:
+        """Return a window's result when it fires; called again for each later firing.
+
+        Parameters
+        ----------
+        key
+            A scalar for one key column, else a tuple.
+        elements
+            In their order of arrival, never empty; after reduce or aggregate the one result of that.
+            Where sessions merged, those of the earlier session come first.
+        """
+
+    def clear(self, context: WindowContext) -> None:
+        """Clear the window's own states; called when its time is over, also if it never fired."""
+
+    def close(self) -> None:
+        """Give back what `open` made. Called when a worker ends in order, not when it is killed."""
+
+
+class WithWindow(ProcessWindowFunction):
+    """Appends `window_start, window_end` (`WINDOW_BOUNDS`) to what was reduced or aggregated.
+
+    For results that have the key in them. A later firing gives a row with the same key and bounds: a sink
+    that upserts by these has the last one. The bounds of a global window are null.
+    """
+
+    def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
+        """Return rows and bounds."""
+        window = context.window
+        return [(*_fields(element), window.start, window.end) for element in elements]
+
+
+class WithKeyAndWindow(ProcessWindowFunction):
+    """Puts the key before what was reduced or aggregated, and `WINDOW_BOUNDS` behind it.
+
+    For results that do not have the key in them, as those of most aggregate functions; see
+    :class:`WithWindow`.
+    """
+
+    def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
+        """Return key, rows and bounds."""
+        window = context.window
+        return [(*_fields(key), *_fields(element), window.start, window.end) for element in elements]
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,132 @@
+"""What a program says about windows: which, when they fire, how long they wait, what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.arguments import instance_of
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
+from flinkish_spark.windows.checks import lateness_ms
+from flinkish_spark.windows.evictors import CountEvictor, Evictor
+from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """Windows of a keyed stream.
+
+    Parameters
+    ----------
+    assigner
+        Which windows.
+    trigger
+        When they fire; None: the assigner's own.
+    evictor
+        Throws elements away at each firing. With one, windows keep all their elements.
+    allowed_lateness_ms
+        How long after its end (by the watermark) a window still takes elements. Each of these fires it
+        again. Nothing changes for processing time.
+    late_output
+        Where elements go that came too late for all their windows; None: they are dropped and counted.
+
+    Raises
+    ------
+    ConfigError
+        Something is of another type, the lateness is negative, or windows merge and their trigger cannot.
+
+    Examples
+    --------
+    >>> from flinkish_spark.windows import TumblingEventTimeWindows
+    >>> WindowSpec(TumblingEventTimeWindows(60_000), allowed_lateness_ms=5_000).allowed_lateness_ms
+    5000
+    """
+
+    assigner: WindowAssigner
+    trigger: Trigger | None = None
+    evictor: Evictor | None = None
+    allowed_lateness_ms: int = 0
+    late_output: OutputTag | None = None
+
+    def __post_init__(self) -> None:
+        lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
+        kinds: type = WindowAssigner
+        instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
+        for name, value, kind in (
+            ("trigger", self.trigger, Trigger),
+            ("evictor", self.evictor, Evictor),
+            ("late_output", self.late_output, OutputTag),
+        ):
+            if value is not None:
+                instance_of(name, value, kind, what_to_do="give one, or leave it out")
+        if isinstance(self.assigner, MergingWindowAssigner) and not self.actual_trigger.can_merge():
+            raise ConfigError(
+                f"{type(self.assigner).__name__} cannot have the trigger {type(self.trigger).__name__}",
+                why="these windows merge and the trigger says that it cannot take over merged windows",
+                what_to_do="give the trigger can_merge() and on_merge(), or use windows that do not merge",
+            )
+
+    @property
+    def actual_trigger(self) -> Trigger:
+        """The trigger, or the assigner's own."""
+        return self.assigner.default_trigger() if self.trigger is None else self.trigger
+
+
+def count_window(count: int) -> WindowSpec:
+    """Return windows of `count` elements of a key each; fewer than that at the end are not emitted."""
+    return WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(count)))
+
+
+def sliding_count_window(count: int, slide: int) -> WindowSpec:
+    """Return windows over the last `count` elements of a key, at each `slide` more elements."""
+    return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
+
+
+@dataclass(frozen=True)
+class ReduceWindow:
+    """Reduce the elements as they come; a window keeps one value.
+
+    Parameters
+    ----------
+    reduce
+        From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
+    then
+        What makes the result of that value; None: it is the result.
+    """
+
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
+    then: ProcessWindowFunction | None = None
+
+
+@dataclass(frozen=True)
+class AggregateWindow:
+    """Aggregate the elements as they come; a window keeps one accumulator.
+
+    Parameters
+    ----------
+    aggregate
+        The function. For windows that merge it needs `merge`.
+    accumulator_type
+        DDL of the accumulator: one type, or fields for a tuple.
+    then
+        What makes the result of `get_result`; None: that is the result. None from `get_result` is none.
+    """
+
+    aggregate: AggregateFunction
+    accumulator_type: str
+    then: ProcessWindowFunction | None = None
+
+
+@dataclass(frozen=True)
+class ProcessWindow:
+    """Keep all elements, and process them when the window fires."""
+
+    process: ProcessWindowFunction
+
+
+WindowComputation = ReduceWindow | AggregateWindow | ProcessWindow

@@ -1,0 +1,299 @@
+"""When a window's result is emitted, and when its content is thrown away."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from flinkish_spark.arguments import instance_of
+from flinkish_spark.state import ReducingStateDescriptor, StateDescriptor
+from flinkish_spark.windows.checks import positive_count
+from flinkish_spark.windows.time_window import TimeWindow
+
+
+class TriggerResult(enum.Enum):
+    """What happens to a window after a trigger was asked."""
+
+    CONTINUE = (False, False)
+    FIRE = (True, False)
+    PURGE = (False, True)
+    FIRE_AND_PURGE = (True, True)
+
+    def __init__(self, is_fire: bool, is_purge: bool) -> None:
+        #: The function is called with the window's content.
+        self.is_fire = is_fire
+        #: The window's content is thrown away; the trigger's own state stays.
+        self.is_purge = is_purge
+
+
+class TriggerContext(Protocol):
+    """Given to triggers: times, and the timers and states of the current key and window."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def register_event_time_timer(self, time_ms: int) -> None:
+        """Call `on_event_time` when the watermark reaches a time."""
+
+    def register_processing_time_timer(self, time_ms: int) -> None:
+        """Call `on_processing_time` when the processing time reaches a time."""
+
+    def delete_event_time_timer(self, time_ms: int) -> None:
+        """Take a registration back; nothing happens if there is none."""
+
+    def delete_processing_time_timer(self, time_ms: int) -> None:
+        """Take a registration back; nothing happens if there is none."""
+
+    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+        """Return a state of the current key and window, which :meth:`Trigger.states` has named."""
+
+    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+        """Merge that state of the windows that merge into the current one's; only in `on_merge`.
+
+        The state must be a reducing, aggregating or list state.
+        """
+
+    def merged_windows(self) -> Iterator[TimeWindow]:
+        """Go through the windows that merge, each the current one in its turn; only in `on_merge`."""
+
+
+class Trigger(ABC):
+    """Decides per key and window when to fire. An own trigger keeps what it must know in states.
+
+    One object serves all keys and windows: its attributes are settings only. Calls for one key come one
+    after the other, for the window that is given.
+    """
+
+    def states(self) -> Sequence[StateDescriptor]:
+        """Return the states that the trigger uses; the same objects at each call."""
+        return ()
+
+    @abstractmethod
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Decide after an element was added to a window; also for an element that comes late."""
+
+    @abstractmethod
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Decide when an event-time timer of a window fires: one of the trigger's, or the clean-up's."""
+
+    @abstractmethod
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Decide when a processing-time timer of a window fires."""
+
+    def can_merge(self) -> bool:
+        """Return whether the trigger can be used with windows that merge; then `on_merge` is called."""
+        return False
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Take over the states of windows that become `window`, and register its timers.
+
+        The merged windows are cleared after this. `on_element` follows, for the element that caused it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says that it can merge but has no on_merge()")
+
+    @abstractmethod
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Remove all timers and states of a window: its time is over, or it was merged into another."""
+
+
+class EventTimeTrigger(Trigger):
+    """Fires when the watermark reaches a window's end, and for each element that comes after that."""
+
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Fire at once if the watermark is past the window."""
+        end_ms = window.max_timestamp_ms
+        if end_ms <= ctx.current_watermark():
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(end_ms)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Fire at the window's end; not when it is cleaned up."""
+        return TriggerResult.FIRE if time_ms == window.max_timestamp_ms else TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        """Return True."""
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Wait for the new end; if it is past, the element that merged the windows fires."""
+        if window.max_timestamp_ms > ctx.current_watermark():
+            ctx.register_event_time_timer(window.max_timestamp_ms)
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Delete the timer."""
+        ctx.delete_event_time_timer(window.max_timestamp_ms)
+
+
+class ProcessingTimeTrigger(Trigger):
+    """Fires when the processing time reaches a window's end."""
+
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Wait for the window's end."""
+        ctx.register_processing_time_timer(window.max_timestamp_ms)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Fire."""
+        return TriggerResult.FIRE
+
+    def can_merge(self) -> bool:
+        """Return True."""
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Wait for the new end."""
+        if window.max_timestamp_ms > ctx.current_processing_time():
+            ctx.register_processing_time_timer(window.max_timestamp_ms)
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Delete the timer."""
+        ctx.delete_processing_time_timer(window.max_timestamp_ms)
+
+
+class NeverTrigger(Trigger):
+    """Never fires; what global windows have until they are given another."""
+
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        """Return True."""
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Have nothing to take over."""
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Have nothing to remove."""
+
+
+class _Sum:
+    def reduce(self, first: int, second: int) -> int:
+        """Return the sum."""
+        return first + second
+
+
+class CountTrigger(Trigger):
+    """Fires whenever a window has `count` more elements.
+
+    Raises
+    ------
+    ConfigError
+        The count is not positive.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = positive_count("count", count)
+        self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
+
+    def states(self) -> Sequence[StateDescriptor]:
+        """Return the count since the last firing."""
+        return (self._seen,)
+
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Count, and fire if that is enough."""
+        seen = ctx.get_partitioned_state(self._seen)
+        seen.add(1)
+        if seen.get() < self._count:
+            return TriggerResult.CONTINUE
+        seen.clear()
+        return TriggerResult.FIRE
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Go on."""
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        """Return True."""
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Add the counts up; the element that merged the windows fires if that is enough."""
+        ctx.merge_partitioned_state(self._seen)
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Forget the count."""
+        ctx.get_partitioned_state(self._seen).clear()
+
+
+class PurgingTrigger(Trigger):
+    """Does what another trigger does, and throws a window's content away whenever that one fires.
+
+    So each firing has only what came since the last: results are discarding, not accumulating.
+    """
+
+    def __init__(self, trigger: Trigger) -> None:
+        kind: type = Trigger
+        instance_of("trigger", trigger, kind, what_to_do="give a trigger")
+        self._trigger = trigger
+
+    def states(self) -> Sequence[StateDescriptor]:
+        """Return the other trigger's states."""
+        return self._trigger.states()
+
+    def on_element(
+        self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
+    ) -> TriggerResult:
+        """Ask the other trigger."""
+        return _purging(self._trigger.on_element(value, timestamp_ms, window, ctx))
+
+    def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Ask the other trigger."""
+        return _purging(self._trigger.on_event_time(time_ms, window, ctx))
+
+    def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        """Ask the other trigger."""
+        return _purging(self._trigger.on_processing_time(time_ms, window, ctx))
+
+    def can_merge(self) -> bool:
+        """Ask the other trigger."""
+        return self._trigger.can_merge()
+
+    def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Let the other trigger merge."""
+        self._trigger.on_merge(window, ctx)
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        """Let the other trigger clear."""
+        self._trigger.clear(window, ctx)
+
+
+def _purging(result: TriggerResult) -> TriggerResult:
+    return TriggerResult.FIRE_AND_PURGE if result.is_fire else result

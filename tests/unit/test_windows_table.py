@@ -1,0 +1,74 @@
+"""Window x trigger x clock x lateness x accumulation, beside a model that recomputes all by brute force."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS
+from tests.windows_support import TABLE, TINY, Combination, Model, Step, apply, left, taken
+
+END: list[Step] = [("watermark", MAX_WATERMARK_MS), ("time", 1_000)]
+
+
+def script(seed: int, length: int) -> list[Step]:
+    """Return steps as a job has them: times that advance, elements that are early, late, too late."""
+    chance, steps, now_ms = random.Random(seed), [], 0
+    numbers = iter(range(1_000))
+    for _ in range(length):
+        now_ms += chance.choice((0, 1, 2, 9))
+        match chance.randrange(4):
+            case 0:
+                steps.append(("watermark", now_ms))
+            case 1:
+                steps.append(("time", now_ms))
+            case _:
+                count = chance.randrange(1, 4)
+                elements = [
+                    (chance.choice("ab"), next(numbers), max(0, now_ms + chance.randrange(-15, 10)))
+                    for _ in range(count)
+                ]
+                steps.append(("push", elements))
+    return steps
+
+
+def check(combination: Combination, steps: list[Step]) -> None:
+    """Run a combination with and without a restore after every step, and the model."""
+    model, plain = Model(combination), combination.run()
+    restored = combination.run(policy=TINY)
+    for at, step in enumerate([*steps, *END]):
+        expected = model.step(step)
+        apply(plain, step)
+        apply(restored, step)
+        assert taken(plain) == expected, step
+        assert taken(restored) == expected, step
+        restored = combination.run(policy=TINY, restore=restored.snapshot(), bases=restored.bases)
+        if at % 4 == 0:
+            assert left(restored) == left(plain)
+            assert restored.timer_count() == plain.timer_count()
+    if combination.kind != "global":
+        assert (left(plain), plain.timer_count()) == ({}, 0)
+
+
+@pytest.mark.parametrize("combination", TABLE, ids=str)
+def test_a_combination_does_what_the_model_says_with_a_restore_after_every_step(combination) -> None:
+    check(combination, script(seed=7, length=14))
+
+
+ELEMENTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 40)), min_size=1, max_size=4
+)
+STEPS = st.one_of(
+    ELEMENTS.map(lambda elements: ("push", elements)),
+    st.integers(0, 45).map(lambda time_ms: ("watermark", time_ms)),
+    st.integers(0, 45).map(lambda time_ms: ("time", time_ms)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(TABLE), st.lists(STEPS, max_size=12))
+def test_any_combination_does_what_the_model_says_for_any_elements_and_watermarks(combination, steps) -> None:
+    check(combination, steps)
