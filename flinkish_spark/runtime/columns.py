@@ -21,6 +21,12 @@ STREAM = "_fs_stream"
 HASH = "_fs_hash"
 NULLS = "_fs_nulls"
 NANS = "_fs_nans"
+#: Rows of one route, packed; see `flinkish_spark/runtime/row_blocks.py`.
+BLOCK = "_fs_block"
+#: The hash of a record's key, by which its state is found.
+KEY_HASH = "_fs_key_hash"
+#: A record's event time in milliseconds.
+TIME = "_fs_time"
 #: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
 STATE = "_fs_state"
 

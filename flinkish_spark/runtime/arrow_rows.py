@@ -1,0 +1,118 @@
+"""Rows of an Arrow batch as Python objects and back, exact in both directions.
+
+A TIMESTAMP is a datetime in UTC, a DATE a date, a DECIMAL a decimal, a MAP a dict, a STRUCT inside of a
+field a dict. What a function emits is never rounded, cut or converted to fit.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+
+
+def to_values(column: pa.Array) -> list[Any]:
+    """Return a column's values; None for a null."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _timestamps(column)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if is_number and not column.null_count:
+        # Several times as fast as `to_pylist`.
+        values: list[Any] = column.to_numpy().tolist()
+        return values
+    listed: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    return listed
+
+
+def _timestamps(column: pa.Array) -> list[Any]:
+    zone = None if column.type.tz is None else datetime.UTC
+    micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
+    plain = micros.cast(pa.int64()).fill_null(0).to_numpy().astype("datetime64[us]").tolist()
+    values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
+    if column.null_count:
+        for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            values[at] = None
+    return values
+
+
+class RowReader:
+    """Turns columns into records and keys.
+
+    Parameters
+    ----------
+    fields
+        Names of the records' fields, in order; a record is a named tuple of them.
+    field_columns, key_columns
+        Names of the columns that hold them. A key that is a field has that field's column.
+    """
+
+    def __init__(
+        self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
+    ) -> None:
+        self._fields, self._keys = list(field_columns), list(key_columns)
+        record: Any = namedtuple("Record", list(fields), rename=True)  # type: ignore[misc]
+        self._make = record._make
+
+    def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """Return the keys (scalars for one column, else tuples) and the records, in row order."""
+        columns = {name: to_values(rows.column(name)) for name in dict.fromkeys(self._fields + self._keys)}
+        keys = [columns[name] for name in self._keys]
+        records = map(self._make, zip(*[columns[name] for name in self._fields], strict=True))
+        return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
+
+
+class OutputError(ValueError):
+    """A function emitted a row that does not fit its declared output type."""
+
+
+class RowWriter:
+    """Turns what a function emitted into columns, checking every value's type.
+
+    Parameters
+    ----------
+    schema
+        The declared output.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema, self._names = schema, schema.names
+
+    def write(self, rows: list[Any]) -> list[pa.Array]:
+        """Return the columns.
+
+        Raises
+        ------
+        OutputError
+            Wrong number of fields, or a value of another type; names field and value.
+        """
+        width = len(self._names)
+        rows = [row if isinstance(row, tuple) else self._as_tuple(row) for row in rows]
+        if rows and set(map(len, rows)) != {width}:
+            wrong = next(row for row in rows if len(row) != width)
+            raise OutputError(f"emitted {len(wrong)} fields, declared are {width}: {', '.join(self._names)}")
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+
+    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+        if isinstance(row, dict):
+            strange = sorted(set(row) - set(self._names))
+            if strange:
+                raise OutputError(f"emitted the field {strange[0]!r}, declared are {', '.join(self._names)}")
+            return tuple(row.get(name) for name in self._names)
+        if isinstance(row, list):
+            return tuple(row)
+        raise OutputError(f"emitted a {type(row).__name__}; emit a tuple, Row or dict per output row")
+
+    @staticmethod
+    def _array(field: pa.Field, column: Sequence[Any]) -> pa.Array:
+        try:
+            return strict_array(column, field.type)
+        except ValueMismatch as error:
+            raise OutputError(f"emitted a wrong value: field {field.name!r} of {error}") from error
