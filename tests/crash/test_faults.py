@@ -175,6 +175,10 @@ def standalone_cluster(directory: Path) -> Iterator[str]:
         work = ["--work-dir", str(directory / f"worker-{number}")]
         commands.append(["org.apache.spark.deploy.worker.Worker", *own, *work, url])
     environment = {name: value for name, value in _environment().items() if name != "SPARK_LOCAL_IP"}
+    # Spark's scripts say these to a worker, which starts executors with them.
+    (core,) = jars.glob("spark-core_*.jar")
+    environment["SPARK_HOME"] = str(jars.parent)
+    environment["SPARK_SCALA_VERSION"] = core.name.removeprefix("spark-core_").split("-")[0]
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         log = stack.enter_context((directory / "cluster.log").open("ab"))
