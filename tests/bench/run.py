@@ -130,8 +130,7 @@ def main():
         results = {variant: [] for variant in args.variants}
         try:
             for number in range(args.rounds + 1):
-                # Whoever comes behind a fast one finds a busy disk: each comes first once in a while, and
-                # what the last one wrote is on the disk before the next begins.
+                # Each comes first once in a while, and what one wrote is on the disk before the next begins.
                 first = number % len(workers)
                 for worker in workers[first:] + workers[:first]:
                     os.sync()
