@@ -77,7 +77,7 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	    '$(PY) -m pytest tests/unit $(PROTOCOL:%=--ignore=%)'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
-SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py tests/spark/test_two_phase*.py)
+SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py)
 spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 	@tools/lanes.sh $(BUILD)/lanes-spark \
 	    '$(PY) -m pytest $(SINKS)' \

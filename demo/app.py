@@ -17,6 +17,7 @@ from flinkish_spark import (
     KafkaSink,
     KafkaSource,
     KeyedProcessFunction,
+    RecordHeaders,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
     configure_spark_with_delta_jars,
@@ -66,6 +67,8 @@ def build(spark, args, function=None):
             key="user",
             value=Json(),
             writer=args.engine,
+            # The demo's reader tells by it what is visible without a decision.
+            record_headers=RecordHeaders.BATCH,
         ),
         uid="totals-kafka",
     )

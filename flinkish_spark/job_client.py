@@ -98,7 +98,7 @@ class JobClient:
 
         State, the positions of sources and their consumer groups become what they were then; every
         later checkpoint is left behind for good. Topics keep what was committed since: the header
-        `flinkish-batch` of each record names its lineage.
+        `flinkish-batch` of a record names its lineage, if the sink writes it (`RecordHeaders.BATCH`).
 
         Parameters
         ----------

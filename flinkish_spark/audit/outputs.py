@@ -185,6 +185,10 @@ class OutputReader:
             order = KeyOrder()
             for batch in reader.read(wanted):
                 self._count_records(counts, origins, order, batch)
+        if counts.rows and not counts.by_batch and not counts.superseded:
+            # Nobody asked the sink for it, which is the default.
+            counts.by_batch = None
+            counts.notes.append(f"no record has the header {BATCH_FIELD}, so checkpoints are not counted")
 
     def _count_records(
         self, counts: OutputCounts, origins: OriginReader, order: KeyOrder, batch: pa.RecordBatch

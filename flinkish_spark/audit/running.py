@@ -106,13 +106,17 @@ class AuditResult:
     examples: tuple[str, ...]
 
     @property
-    def zeros(self) -> dict[str, int]:
-        """The four numbers that must be 0."""
+    def zeros(self) -> dict[str, int | None]:
+        """The four numbers that must be 0; None for what no output tells."""
         return {
             "lost": sum(self.lost_by_sink.values()),
             "duplicated": sum(one.named.duplicated for one in self.outputs),
             "reordered": sum(one.reordered or 0 for one in self.outputs),
-            "partial_checkpoints": len({one.what for one in self.partial}),
+            "partial_checkpoints": (
+                len({one.what for one in self.partial})
+                if any(one.is_judged for one in self.outputs)
+                else None
+            ),
         }
 
     @property

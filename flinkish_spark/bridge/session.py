@@ -10,6 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.errors import EnvironmentFault
 
+#: Writes a query's checkpoint files; see its Javadoc.
+LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
+
 
 @dataclass(frozen=True, slots=True)
 class SparkProbe:
@@ -41,6 +44,11 @@ def _has_class(spark: SparkSession, name: str) -> bool:
     except Py4JJavaError:
         return False
     return True
+
+
+def has_local_checkpoint_files(spark: SparkSession) -> bool:
+    """Whether :data:`LOCAL_CHECKPOINT_FILES` can be loaded: the JAR is there, and fits this Spark."""
+    return getattr(spark, "_jvm", None) is not None and _has_class(spark, LOCAL_CHECKPOINT_FILES)
 
 
 def probe(spark: SparkSession) -> SparkProbe:

@@ -174,7 +174,7 @@ def _what_happens(
             "- state, and the positions of sources and consumer groups, become what they were then",
             "- what was staged since the last checkpoint is given up",
             f"- tables {rows}",
-            "- topics keep what was committed since: each record's header `flinkish-batch` tells readers",
+            "- topics keep what was committed since; its header `flinkish-batch`, if written, tells readers",
             "- savepoints stay",
         )
     )

@@ -25,5 +25,5 @@ class RecordHeaders(enum.Enum):
     FULL = "FULL"
     #: `flinkish-batch` only, by which the others can be looked up.
     BATCH = "BATCH"
-    #: None. After a rewind to a checkpoint readers cannot tell dead records from live ones.
+    #: None, the default. After a rewind to a checkpoint readers cannot tell dead records from live ones.
     NONE = "NONE"

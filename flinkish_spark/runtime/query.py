@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.bridge.session import LOCAL_CHECKPOINT_FILES, has_local_checkpoint_files
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -31,12 +33,16 @@ REQUIRED_CONF = {
     # An adaptive plan could coalesce the partitions that barriers are routed to.
     "spark.sql.adaptive.enabled": "false",
 }
+#: Which class writes the query's checkpoint files; a user may have named one.
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 @contextmanager
 def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[None]:
     """Set what the query needs, and give the session back as it was."""
     wanted = {**REQUIRED_CONF, "spark.sql.shuffle.partitions": str(shuffle_partitions)}
+    if spark.conf.get(_FILE_MANAGER, None) is None and has_local_checkpoint_files(spark):
+        wanted[_FILE_MANAGER] = LOCAL_CHECKPOINT_FILES
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

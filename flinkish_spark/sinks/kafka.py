@@ -89,7 +89,8 @@ class KafkaSink(Sink):
         What to do with a record that names a topic that is not declared or a partition that there is
         not, has a timestamp before 1970, or does not fit its Avro schema.
     record_headers
-        Which headers of ours each record carries.
+        Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
+        checkpoint, which records are left over from what was given up.
     """
 
     bootstrap_servers: str
@@ -109,7 +110,7 @@ class KafkaSink(Sink):
     topic_column: str = ""
     other_topics: Sequence[str] = ()
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
-    record_headers: RecordHeaders = RecordHeaders.BATCH
+    record_headers: RecordHeaders = RecordHeaders.NONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))

@@ -13,7 +13,7 @@ import pytest
 from kafka import KafkaProducer
 from pyarrow import parquet
 
-from flinkish_spark import DeltaSink, KafkaSink
+from flinkish_spark import DeltaSink, KafkaSink, RecordHeaders
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
@@ -52,7 +52,8 @@ class Audited:
 
     def send(self, *sent: Row) -> None:
         for one in sent:
-            headers = [("flinkish-batch", one.batch), ("_topic", self.source)]
+            headers = [("flinkish-batch", one.batch)] if one.batch else []
+            headers += [("_topic", self.source)]
             headers += [("_partition", str(one.partition)), ("_offset", str(one.offset))]
             encoded = [(name, value.encode()) for name, value in headers]
             self.producer.send(self.sink, b"v", one.key.encode(), headers=encoded, partition=one.to)
@@ -113,6 +114,13 @@ def copied() -> list[Row]:
         for partition in (0, 1)
         for offset in range(start, end)
     ]
+
+
+def test_a_topic_without_our_header_says_nothing_of_checkpoints(audited) -> None:
+    audited.send(*(replace(row, batch="") for row in copied()))
+    found = audited.audit()
+    assert found["zeros"] == {**ZEROS, "partial_checkpoints": None}
+    assert "no record has the header flinkish-batch" in json.dumps(found)
 
 
 def test_an_exact_topic_is_found_exact(audited: Audited) -> None:
@@ -241,7 +249,14 @@ def test_a_real_job_is_exact_until_somebody_adds_a_record(spark, broker, topic, 
             settings = {"metadata": ORIGIN, "reader": engine, "max_offsets_per_trigger": 50}
             orders = env.from_source(orders_source(servers, sources[engine], **settings), uid=engine)
             orders.sink_to(
-                KafkaSink(servers, sinks[engine], key="user", writer=engine), uid=f"kafka-{engine}"
+                KafkaSink(
+                    servers,
+                    sinks[engine],
+                    key="user",
+                    writer=engine,
+                    record_headers=RecordHeaders.BATCH,
+                ),
+                uid=f"kafka-{engine}",
             )
             orders.sink_to(DeltaSink(str(tables[engine])), uid=f"delta-{engine}")
         return env

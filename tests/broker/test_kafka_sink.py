@@ -190,7 +190,7 @@ def test_both_writers_write_every_part_of_a_record_alike_and_either_side_commits
 @pytest.mark.parametrize("engine", ENGINES)
 def test_timestamps_of_sparks_type_and_missing_ones(rig: Rig, topic: Topics, engine: str) -> None:
     name = topic()
-    sink = rig.sink(name, engine, key="k", timestamp="at", record_headers=RecordHeaders.NONE)
+    sink = rig.sink(name, engine, key="k", timestamp="at")
     at = datetime(2024, 2, 29, 12, 0, 0, 123_999, UTC)
     began_ms = datetime.now(UTC).timestamp() * 1000
     rig.commit(rig.stage(sink, {"k": "then", "at": at}, {"k": "now"}), sink)
@@ -217,7 +217,7 @@ def test_keys_of_several_fields_and_chosen_fields_of_a_value(rig: Rig, topic: To
     rig.commit(rig.stage(sink, {"k": "a", "n": 3}), sink)
     (record,) = rig.read(name)
     assert (json.loads(record.key), json.loads(record.value)) == ({"k": "a", "n": 3}, {"need": "x"})
-    assert record.headers == [("flinkish-batch", b"2/7")]
+    assert record.headers == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -227,7 +227,12 @@ def test_producer_settings_reach_the_producer(
 ) -> None:
     """Read by Spark's own Kafka source, whose client has every codec."""
     name = topic()
-    sink = rig.sink(name, engine, producer={"kafka.compression.type": codec, "batch.size": "20000"})
+    sink = rig.sink(
+        name,
+        engine,
+        producer={"kafka.compression.type": codec, "batch.size": "20000"},
+        record_headers=RecordHeaders.BATCH,
+    )
     sink.preflight(rig.spark, rig.context())
     values = [b"%05d" % n + b"." * 95 for n in range(2_000)]
     rig.commit(rig.stage(sink, *({"v": value} for value in values)), sink)
@@ -304,7 +309,7 @@ def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: 
     columns: dict[str, Any] = {"key": "k", "partition": "p", "timestamp": "ts", "topic_column": "t"}
     columns["headers"] = {"trace": "trace"}
     bad = DeadLetter(letters)
-    sink = rig.sink(name, engine, on_bad_record=bad, **columns)
+    sink = rig.sink(name, engine, on_bad_record=bad, record_headers=RecordHeaders.BATCH, **columns)
     value = b"whole" * 1000
     rows = [{"k": str(n), "v": value, "trace": "x", **row} for n, (row, _, _) in enumerate(REFUSED)]
     large = {"k": "large", "v": b"x" * 2_000_000, "ts": 9, "trace": "x"}

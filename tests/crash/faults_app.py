@@ -18,6 +18,7 @@ from flinkish_spark import (
     Json,
     KafkaSink,
     KafkaSource,
+    RecordHeaders,
     StreamExecutionEnvironment,
 )
 
@@ -76,6 +77,7 @@ def build(spark, args):
         "totals",
         key="user",
         value=Json(),
+        record_headers=RecordHeaders.BATCH,
         transaction_timeout_ms=int(os.environ.get(TIMEOUT_VARIABLE, TRANSACTION_TIMEOUT_MS)),
     )
     totals.sink_to(kafka, uid="totals-kafka")

@@ -28,7 +28,7 @@ CRASHES: dict[str, tuple[Crash, ...]] = {
 }
 
 
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(1_200)
 def test_kills_of_chained_jobs_leave_both_topics_exact_and_every_cut_true(run_directory: Path) -> None:
     outcome = ChainRun(run_directory, seed=5).run(CRASHES)
 

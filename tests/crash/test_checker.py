@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness import At, CrashRun
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_decision_written_after_the_commits_is_noticed(run_directory: Path) -> None:
     """The process dies with one sink committed and nothing decided."""
     run = CrashRun(run_directory, seed=1, broken="decide-after-commits")
@@ -20,7 +20,7 @@ def test_a_decision_written_after_the_commits_is_noticed(run_directory: Path) ->
     assert not outcome.verdict.is_exact
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_leftovers_committed_instead_of_aborted_are_noticed(run_directory: Path) -> None:
     """The process dies with a micro-batch staged that Spark will run again."""
     run = CrashRun(run_directory, seed=2, broken="commit-leftovers")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, Json, KafkaSink, Upsert
+from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, Json, KafkaSink, RecordHeaders, Upsert
 from flinkish_spark.sinks.base import Sink
 from tests.crash.sweep.looking import (
     TABLE,
@@ -65,7 +65,15 @@ def orders_in(rows: Counter[Total]) -> int:
 
 
 def _kafka(writer: str) -> Callable[[Place], Sink]:
-    return lambda place: KafkaSink(place.servers, place.output_topic, key="user", value=Json(), writer=writer)
+    return lambda place: KafkaSink(
+        place.servers,
+        place.output_topic,
+        key="user",
+        value=Json(),
+        writer=writer,
+        # By which the audit counts partial checkpoints.
+        record_headers=RecordHeaders.BATCH,
+    )
 
 
 def _delta_upsert(place: Place) -> Sink:
