@@ -71,6 +71,16 @@ def test_what_is_there_is_not_replaced_unless_asked(ours: Manager, tmp_path: Pat
     assert (tmp_path / "0").read_bytes() == b"third"
 
 
+def test_a_checksum_of_what_was_there_before_goes_away(ours: Manager, tmp_path: Path) -> None:
+    """Hadoop keeps one beside each file; a start without our JAR writes such files."""
+    (tmp_path / ".0.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
+    ours.write("0", b"new", overwrite=False)
+    stream = ours.files.open(ours.path("0"))
+    assert stream.read() == ord("n")
+    stream.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["0"]
+
+
 def test_a_cancelled_file_leaves_nothing(ours: Manager, tmp_path: Path) -> None:
     out = ours.begin("0", overwrite=True)
     out.write(b"half")

@@ -73,6 +73,8 @@ public final class LocalCheckpointFiles extends FileContextBasedCheckpointFileMa
   /** Whether the target is there; false if this disk cannot do it so, and nothing has changed. */
   private static boolean appeared(Path from, Path to, boolean overwrite) {
     try {
+      // Of an entry that Hadoop wrote there before, by a start without this class: it would not fit the new content.
+      Files.deleteIfExists(onDisk(new Path(to.getParent(), "." + to.getName() + ".crc")));
       if (overwrite) {
         Files.move(onDisk(from), onDisk(to), StandardCopyOption.ATOMIC_MOVE);
         return true;
