@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     from flinkish_spark.environment import StreamExecutionEnvironment
     from flinkish_spark.errors import FlinkishError
     from flinkish_spark.formats import Avro, DeadLetter, Json, OnBadRecord, Raw
-    from flinkish_spark.functions import Context, KeyedProcessFunction, RuntimeContext
+    from flinkish_spark.functions import (
+        AggregateFunction,
+        Context,
+        KeyedProcessFunction,
+        OnTimerContext,
+        ReduceFunction,
+        RichFunction,
+        RuntimeContext,
+        TimerService,
+    )
     from flinkish_spark.hooks import MasterHook
     from flinkish_spark.job_client import JobClient
     from flinkish_spark.kafka.barrier_records import BarrierRecords
     from flinkish_spark.kafka.delivery import DeliveryGuarantee, RecordHeaders
     from flinkish_spark.manifests.delta import DeltaManifest
     from flinkish_spark.manifests.kafka import KafkaManifest
+    from flinkish_spark.operators.elements import OutputTag, TimeDomain
+    from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
     from flinkish_spark.protocol.failures import CheckpointFailureReason
     from flinkish_spark.protocol.gate_values import AlignmentMode
     from flinkish_spark.protocol.ids import CheckpointId
@@ -95,7 +106,20 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
-    from flinkish_spark.state import ValueState, ValueStateDescriptor
+    from flinkish_spark.state import (
+        AggregatingState,
+        AggregatingStateDescriptor,
+        ListState,
+        ListStateDescriptor,
+        MapState,
+        MapStateDescriptor,
+        ReducingState,
+        ReducingStateDescriptor,
+        StateTtl,
+        TtlUpdate,
+        ValueState,
+        ValueStateDescriptor,
+    )
     from flinkish_spark.watermark_strategy import WatermarkGenerator, WatermarkStrategy
 
 __version__ = "0.1.0"
@@ -110,12 +134,23 @@ _PUBLIC = {
     "environment": ("StreamExecutionEnvironment",),
     "errors": ("FlinkishError",),
     "formats": ("Avro", "DeadLetter", "Json", "OnBadRecord", "Raw"),
-    "functions": ("Context", "KeyedProcessFunction", "RuntimeContext"),
+    "functions": (
+        "AggregateFunction",
+        "Context",
+        "KeyedProcessFunction",
+        "OnTimerContext",
+        "ReduceFunction",
+        "RichFunction",
+        "RuntimeContext",
+        "TimerService",
+    ),
     "hooks": ("MasterHook",),
     "job_client": ("JobClient",),
     "kafka.barrier_records": ("BarrierRecords",),
     "manifests.delta": ("DeltaManifest",),
     "manifests.kafka": ("KafkaManifest",),
+    "operators.elements": ("OutputTag", "TimeDomain"),
+    "operators.vectorized": ("BatchContext", "VectorizedProcessFunction"),
     "kafka.delivery": ("DeliveryGuarantee", "RecordHeaders"),
     "protocol.failures": ("CheckpointFailureReason",),
     "protocol.gate_values": ("AlignmentMode",),
@@ -183,19 +218,36 @@ _PUBLIC = {
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
-    "state": ("ValueState", "ValueStateDescriptor"),
+    "state": (
+        "AggregatingState",
+        "AggregatingStateDescriptor",
+        "ListState",
+        "ListStateDescriptor",
+        "MapState",
+        "MapStateDescriptor",
+        "ReducingState",
+        "ReducingStateDescriptor",
+        "StateTtl",
+        "TtlUpdate",
+        "ValueState",
+        "ValueStateDescriptor",
+    ),
     "watermark_strategy": ("WatermarkGenerator", "WatermarkStrategy"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
     "UNLIMITED",
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "AlignmentMode",
     "AnswerKind",
     "Append",
     "AtFinal",
     "Avro",
     "BarrierRecords",
+    "BatchContext",
     "BucketAssigner",
     "ChannelStatistics",
     "CheckpointAnswer",
@@ -248,13 +300,19 @@ __all__ = [
     "KafkaSource",
     "KeyedProcessFunction",
     "KeyedStream",
+    "ListState",
+    "ListStateDescriptor",
+    "MapState",
+    "MapStateDescriptor",
     "MasterHook",
     "MemorySink",
     "MetastorePartition",
     "NoRestart",
     "NonRestoredState",
     "OnBadRecord",
+    "OnTimerContext",
     "Outcome",
+    "OutputTag",
     "OverwritePartitions",
     "ParticipantStatistics",
     "PartitionCommit",
@@ -269,8 +327,12 @@ __all__ = [
     "ReadyPartition",
     "RecordHeaders",
     "RecordRefused",
+    "ReduceFunction",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "RestoreSettings",
     "RestoredCheckpoint",
+    "RichFunction",
     "RollOnCheckpoint",
     "RollingPolicy",
     "RuntimeContext",
@@ -278,6 +340,7 @@ __all__ = [
     "SinkTransaction",
     "Standby",
     "StartingOffsets",
+    "StateTtl",
     "StatisticsHistory",
     "StreamExecutionEnvironment",
     "SuccessFile",
@@ -285,6 +348,9 @@ __all__ = [
     "Tables",
     "TaskState",
     "TaskStateChange",
+    "TimeDomain",
+    "TimerService",
+    "TtlUpdate",
     "TwoPhaseCommitSink",
     "UnknownHookState",
     "UnpositionedSources",
@@ -292,6 +358,7 @@ __all__ = [
     "UpstreamJob",
     "ValueState",
     "ValueStateDescriptor",
+    "VectorizedProcessFunction",
     "WatermarkGenerator",
     "WatermarkStrategy",
     "WithDeadLetters",

@@ -12,13 +12,17 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from flinkish_spark.bridge.plan_layout import named_operator, named_scan
 from flinkish_spark.errors import GraphError
+from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.graph.stream_graph import KeyedNode
+from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.group_runners import RowShape
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
-from flinkish_spark.runtime.row_codec import MASK_BITS
+from flinkish_spark.runtime.row_blocks import EMITTED, PACKED, BlockPacker, BlockUnpacker, arrow_schema
 
 STATE_DDL = "value BINARY"
 
@@ -60,14 +64,13 @@ class KeyedPlan:
 
 @dataclass(frozen=True)
 class _Transport:
-    """Which columns go to the worker, in which form: no nulls, few columns, no duplicates."""
+    """Which columns go to the worker, under which names."""
 
-    fields: list[tuple[str, Column]]
-    masks: list[tuple[str, Column]]
+    columns: tuple[Column, ...]
+    schema: T.StructType
     field_names: tuple[str, ...]
     key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
-    mask_names: tuple[str, ...]
 
 
 def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> KeyedPlan:
@@ -75,65 +78,67 @@ def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> KeyedPlan
     routing = Routing(node.max_parallelism, partitions)
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in node.keys]
     transport = _transport(node, given, keys)
-    rows = _routed(given, transport, keys, routing)
+    rows = _routed(given, transport, routing)
     if given.seed is not None:
         rows = _seeded(rows, given.seed, node.uid, routing)
-    spec = KeyedOperatorSpec(
-        uid=node.uid,
-        function=node.function,
-        input_schema=given.schema,
-        output_schema=node.output,
+    outputs = (node.output,)
+    shape = RowShape(
+        fields=tuple(given.schema.names),
+        field_columns=transport.field_names,
         key_columns=transport.key_names,
         key_types=transport.key_types,
-        input_columns=transport.field_names,
-        mask_columns=transport.mask_names,
+        outputs=outputs,
+        is_behind_operator=given.source is None,
+    )
+    spec = KeyedOperatorSpec(
+        uid=node.uid,
+        max_parallelism=node.max_parallelism,
+        operator=_operator(node.function),
+        input_schema=arrow_schema(transport.schema),
+        shape=shape,
         upstream_channels=given.channels,
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
         origins=given.origins,
-        state_column=None if given.seed is None else C.STATE,
-    )
-    returned = T.StructType(
-        [
-            T.StructField(C.KIND, T.IntegerType()),
-            *[T.StructField(n, T.LongType()) for n in (C.CHANNEL, C.SEQUENCE)],
-            *([T.StructField(C.NANS, T.LongType())] if _has_floats(node.output) else []),
-            *[T.StructField(f.name, f.dataType) for f in node.output],
-        ]
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
-        KeyedOperator(spec), returned, STATE_DDL, "append", GroupStateTimeout.NoTimeout
+        KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    # A barrier's sequence is its checkpoint: one column less on the way through pandas.
-    is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
-    checkpoint = F.when(is_barrier, F.col(C.SEQUENCE)).otherwise(F.lit(0).cast("long"))
-    frame = applied.select(
-        C.KIND, checkpoint.alias(C.CHECKPOINT), C.CHANNEL, C.SEQUENCE, *_restored(node.output)
-    )
+    unpacker = BlockUnpacker(outputs)
+    frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
         named_operator(frame, node.uid), tuple(kind.simpleString() for kind in transport.key_types)
     )
 
 
-def _routed(given: KeyedInput, transport: _Transport, keys: Sequence[Column], routing: Routing) -> DataFrame:
-    """Send a record to its key group's route, and a barrier to every partition of the operator."""
-    group = F.pmod(F.xxhash64(*keys), F.lit(routing.max_parallelism)).cast("int")
+def _operator(function: object) -> KeyedStreamOperator | VectorizedProcessFunction:
+    if isinstance(function, KeyedProcessFunction):
+        return KeyedProcessOperator(function)
+    assert isinstance(function, KeyedStreamOperator | VectorizedProcessFunction)
+    return function
+
+
+def _routed(given: KeyedInput, transport: _Transport, routing: Routing) -> DataFrame:
+    """Send a record, packed, to its key group's route, and a barrier to every partition of the operator."""
+    group = F.pmod(F.col(C.KEY_HASH), F.lit(routing.max_parallelism)).cast("int")
     own_route = F.element_at(_int_array(routing.of_group), group + 1)
     all_barriers = _int_array(routing.of_barrier)
-    payload = [c.alias(name) for name, c in (*transport.masks, *transport.fields)]
-    nothing = [c.alias(name) for name, c in _empty(transport, given.frames[0].select(*payload).schema)]
-    barrier = [F.col(C.CHANNEL), F.col(C.CHECKPOINT).alias(C.SEQUENCE)]
+    packer, names = BlockPacker(arrow_schema(transport.schema)), transport.schema.names
     if len(given.frames) == 2:
         records, barriers = given.frames
-        routed = records.select(own_route.alias(C.ROUTE), C.CHANNEL, C.SEQUENCE, *payload)
-        spread = barriers.select(F.explode(all_barriers).alias(C.ROUTE), *barrier, *nothing)
-        return _named(routed, given.source).unionByName(named_scan(spread, ScanRole.BARRIERS))
+        sent = _named(records.select(*transport.columns), given.source)
+        no_block = F.lit("").cast("binary").alias(C.BLOCK)
+        packed = sent.select(own_route.alias(C.ROUTE), *names).mapInArrow(packer, PACKED)
+        spread = barriers.select(F.explode(all_barriers).alias(C.ROUTE), *C.CONTROL, no_block)
+        return packed.unionByName(named_scan(spread, ScanRole.BARRIERS))
     (both,) = given.frames
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    routes = F.when(is_record, F.array(own_route)).otherwise(all_barriers)
-    place = F.when(is_record, F.col(C.SEQUENCE)).otherwise(F.col(C.CHECKPOINT))
-    routed = both.select(F.explode(routes).alias(C.ROUTE), C.CHANNEL, place.alias(C.SEQUENCE), *payload)
-    return _named(routed, given.source)
+    sent = _named(both.select(C.KIND, C.CHECKPOINT, *transport.columns), given.source)
+    routes = F.when(F.col(C.KIND) == int(C.Kind.RECORD), F.array(own_route))
+    # Reports to the driver only pass by: one partition will do.
+    routes = routes.when(F.col(C.KIND) == int(C.Kind.BARRIER), all_barriers)
+    routes = routes.otherwise(_int_array(routing.of_barrier[:1]))
+    spread = sent.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
+    return spread.mapInArrow(packer, PACKED)
 
 
 def _named(frame: DataFrame, source: str | None) -> DataFrame:
@@ -141,52 +146,42 @@ def _named(frame: DataFrame, source: str | None) -> DataFrame:
 
 
 def _seeded(rows: DataFrame, seed: DataFrame, uid: str, routing: Routing) -> DataFrame:
-    """Send each key group its state, on a channel that is read before all others.
-
-    The columns stay in the plan for the life of the lineage; behind the first micro-batch they hold
-    nothing.
-    """
-    stands_for = {C.ROUTE: F.element_at(_int_array(routing.of_group), F.col("key_group") + 1)}
-    stands_for[C.CHANNEL] = F.lit(C.STATE_CHANNEL).cast("long")
-    stands_for[C.SEQUENCE] = F.col("key_group").cast("long")
-    nothing = [
-        stands_for.get(f.name, _send(F.lit(None).cast(f.dataType), f.dataType)).alias(f.name)
-        for f in rows.schema
-    ]
-    states = seed.select(*nothing, F.col("value").alias(C.STATE))
-    plain = rows.withColumn(C.STATE, F.lit(None).cast("binary"))
-    return plain.unionByName(named_scan(states, ScanRole.SEED, uid))
+    """Send each key group its state; behind the first micro-batch there is none to send."""
+    states = seed.select(
+        F.element_at(_int_array(routing.of_group), F.col("key_group") + 1).alias(C.ROUTE),
+        F.lit(int(C.Kind.STATE)).alias(C.KIND),
+        F.lit(0).cast("long").alias(C.CHECKPOINT),
+        F.lit(C.STATE_CHANNEL).cast("long").alias(C.CHANNEL),
+        F.col("key_group").cast("long").alias(C.SEQUENCE),
+        F.col("value").alias(C.BLOCK),
+    )
+    return rows.unionByName(named_scan(states, ScanRole.SEED, uid))
 
 
 def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> _Transport:
     key_fields = _key_fields(node, given.frames[0], keys)
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
-    sent = [(names[f.name], F.col(C.quoted(f.name)), f.dataType) for f in given.schema]
+    columns = [F.xxhash64(*keys).alias(C.KEY_HASH), F.col(C.CHANNEL), F.col(C.SEQUENCE)]
+    fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE)]
+    for field in given.schema:
+        columns.append(F.col(C.quoted(field.name)).alias(names[field.name]))
+        fields.append(T.StructField(names[field.name], field.dataType))
     key_names = []
     for index, (key, column, field) in enumerate(zip(node.keys, keys, key_fields, strict=True)):
         # A key that is a field travels once.
         if isinstance(key, str) and key in names:
             key_names.append(names[key])
-        else:
-            key_names.append(f"k{index}")
-            sent.append((f"k{index}", column, field.dataType))
-    masks = [
-        (f"{C.NULLS}{i}", _mask([column for _, column, _ in sent[first : first + MASK_BITS]]))
-        for i, first in enumerate(range(0, len(sent), MASK_BITS))
-    ]
+            continue
+        key_names.append(f"k{index}")
+        columns.append(column.alias(f"k{index}"))
+        fields.append(T.StructField(f"k{index}", field.dataType))
     return _Transport(
-        fields=[(name, _send(column, kind)) for name, column, kind in sent],
-        masks=masks,
+        columns=tuple(columns),
+        schema=T.StructType(fields),
         field_names=tuple(names.values()),
         key_names=tuple(key_names),
         key_types=tuple(f.dataType for f in key_fields),
-        mask_names=tuple(name for name, _ in masks),
     )
-
-
-def _empty(transport: _Transport, schema: T.StructType) -> list[tuple[str, Column]]:
-    """Return stand-ins for a barrier's payload: never null, so that no column gets slower."""
-    return [(f.name, _send(F.lit(None).cast(f.dataType), f.dataType)) for f in schema]
 
 
 #: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
@@ -212,45 +207,5 @@ def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> l
     return fields
 
 
-def _has_floats(schema: T.StructType) -> bool:
-    return any(isinstance(f.dataType, T.FloatType | T.DoubleType) for f in schema)
-
-
 def _int_array(values: Sequence[int]) -> Column:
     return F.array(*[F.lit(v) for v in values])
-
-
-def _mask(columns: Sequence[Column]) -> Column:
-    """Return a number with one bit per column, set where it is null."""
-    mask = F.lit(0).cast("long")
-    for bit, column in enumerate(columns):
-        mask = mask.bitwiseOR(F.when(column.isNull(), F.lit(1 << bit).cast("long")).otherwise(F.lit(0)))
-    return mask
-
-
-def _send(column: Column, kind: T.DataType) -> Column:
-    """Return `column` in the form that pandas carries without loss, never null where it can be."""
-    if isinstance(kind, T.TimestampType):
-        return F.coalesce(F.unix_micros(column), F.lit(0).cast("long"))
-    if isinstance(kind, T.DateType):
-        return F.coalesce(F.unix_date(column), F.lit(0))
-    if isinstance(kind, T.BooleanType):
-        return F.coalesce(column, F.lit(False))
-    if isinstance(kind, T.StringType):
-        return F.coalesce(column, F.lit(""))
-    if isinstance(kind, T.NumericType):
-        return F.coalesce(column, F.lit(0).cast(kind))
-    return column
-
-
-def _restored(output: T.StructType) -> list[Column]:
-    """Return the output fields with NaN where the operator said NaN: pandas made them null."""
-    restored, bit = [], 0
-    for field in output:
-        column = F.col(C.quoted(field.name))
-        if isinstance(field.dataType, T.FloatType | T.DoubleType):
-            is_nan = F.col(C.NANS).bitwiseAND(F.lit(1 << bit).cast("long")) != 0
-            column = F.when(is_nan, F.lit(float("nan")).cast(field.dataType)).otherwise(column)
-            bit += 1
-        restored.append(column.alias(field.name))
-    return restored

@@ -88,6 +88,22 @@ class BasePolicy:
     smallest_delta_rows: int = 1024
 
 
+#: Everything stays in the value.
+NO_BASE = BasePolicy(smallest_bytes=1 << 62)
+
+
+class NoBases:
+    """For values that stay in one piece; a :class:`Bases`."""
+
+    def read(self, ref: BaseRef) -> memoryview:
+        """Refuse."""
+        raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Refuse."""
+        raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
+
+
 @dataclass(frozen=True)
 class GroupLayout:
     """The tables of an operator's key groups, known once it is open."""
@@ -282,6 +298,33 @@ class GroupState:
         sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps(owner).encode()}
         sections.update({name: _ipc(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What a key group's value says about itself: whose it is, and the stored types of each state."""
+
+    owner: str
+    types: Mapping[str, str]
+
+
+def describe_group(value: bytes | memoryview) -> StoredGroup:
+    """Return whose a value is and what it holds, without a declaration; checks all of it.
+
+    Raises
+    ------
+    FrameError
+        It is damaged.
+    """
+    sections = unpack_frame(value)
+    owner = json.loads(bytes(sections.pop(_OWNER, b"{}")))
+    types = {}
+    for name, payload in sections.items():
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            if name.startswith(_STATE):
+                types[name.removeprefix(_STATE)] = _types(reader.schema)
+            reader.read_all()
+    return StoredGroup(str(owner.get("uid", "")), types)
 
 
 def _ipc(batch: pa.RecordBatch) -> memoryview:

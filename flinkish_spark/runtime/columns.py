@@ -30,6 +30,9 @@ TIME = "_fs_time"
 #: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
 STATE = "_fs_state"
 
+#: Which output of an operator a row belongs to: 0 its main one, then its side outputs as they were declared.
+SIDE = "_fs_side"
+
 #: Channel of the row with a key group's state. Channels of records count from 0, so in the canonical
 #: order of an operator's input the state comes before every record.
 STATE_CHANNEL = -1
@@ -40,6 +43,14 @@ class Kind(enum.IntEnum):
 
     RECORD = 0
     BARRIER = 1
+    #: Calls a key group whose timers are due. Its channel is the operator's reporter number.
+    WAKE = 2
+    #: A key group's state, on its way into an operator.
+    STATE = 3
+
+
+#: Kinds from here on are reports to the driver: of the reporter with that number less this one.
+FIRST_REPORT = 16
 
 
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)

@@ -1,8 +1,9 @@
 """The keyed operator: what applyInPandasWithState calls, once per key group and micro-batch.
 
-Spark's group is one key group (or the barrier of one partition); the state of all its keys is one
-state value. Inside, a plain loop calls the user's function. This object is pickled into the
-query's plan, so it holds values only; what needs a worker is made at the first call of a task.
+Spark's group is one key group, or what goes to one partition besides: barriers, and reports on their way
+down. Rows come and go as blocks (:mod:`flinkish_spark.runtime.row_blocks`); the state of all keys of a group
+is one state value (:mod:`flinkish_spark.operators.group_state`). This object is pickled into the query's
+plan, so it holds values only; what needs a worker is made at the first call of a task.
 """
 
 from __future__ import annotations
@@ -16,23 +17,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.streaming.state import GroupState
+from pyspark import TaskContext
+from pyspark.sql.streaming.state import GroupState as SparkState
 
-from flinkish_spark.functions import KeyedProcessFunction
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.frames import FrameError
+from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
+from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases, StateMismatch
+from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.table_codec import TableCodecError
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.row_codec import OutputError, RowReader, RowWriter
-from flinkish_spark.runtime.state_codec import StateCodecError, StateLayout, decode_states, encode_states
+from flinkish_spark.runtime.arrow_rows import OutputError
+from flinkish_spark.runtime.group_runners import BatchRunner, ElementRunner, GroupRunner, OutRows, RowShape
+from flinkish_spark.runtime.micro_batch_time import progress_of_task
+from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.worker_gc import freeze_modules
-from flinkish_spark.state import KeyScope, ValueState, ValueStateDescriptor
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.
 STATE_MARKER = "[FLINKISH_STATE]"
+
+_STATE_FAULTS = (FrameError, StateMismatch, TableCodecError)
 
 
 class OperatorFailed(RuntimeError):
@@ -65,95 +73,46 @@ class KeyedOperatorSpec:
 
     Parameters
     ----------
-    uid
-        The operator's stable name.
-    function
-        The user's function, already proven to be serialisable.
-    input_schema, output_schema
-        The stream's own fields.
-    key_fields
-        Transport columns of the key, and their types.
-    input_columns, mask_columns
-        Transport columns of the fields and of the null masks.
+    uid, max_parallelism
+        The operator's stable name, and its number of key groups.
+    operator
+        Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
+    input_schema
+        Of the blocks that come in.
+    shape
+        What of them are fields and keys, and what goes out.
     upstream_channels
         Whose barriers must arrive, each once, before this operator passes one on.
     group_of_route
         Key group by the route that carries its records.
     barrier_routes
-        Partition by the route that carries its barrier.
-    state_column
-        Transport column of state that the lineage began with; None where it began with nothing.
+        Partition by the route that carries its barrier, and reports that pass by.
+    reporter
+        Its number among those who report to the driver.
     """
 
     uid: str
-    function: KeyedProcessFunction
-    input_schema: T.StructType
-    output_schema: T.StructType
-    key_columns: tuple[str, ...]
-    key_types: tuple[T.DataType, ...]
-    input_columns: tuple[str, ...]
-    mask_columns: tuple[str, ...]
+    max_parallelism: int
+    operator: KeyedStreamOperator | VectorizedProcessFunction
+    input_schema: pa.Schema
+    shape: RowShape
     upstream_channels: ExpectedChannels
     group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: Origins
-    state_column: str | None = None
+    reporter: int = 0
 
 
-class _OpenedFunction:
-    """The user's function in a worker, with its declared states; one per task."""
+@dataclass(frozen=True, slots=True)
+class _Out:
+    """One row of an operator's output."""
 
-    def __init__(self, spec: KeyedOperatorSpec) -> None:
-        self.spec = spec
-        # PySpark appends an empty frame to every batch, and pandas warns of it each time.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
-        self.scope = KeyScope()
-        self.states: dict[str, ValueState[Any]] = {}
-        self.layouts: list[StateLayout] = []
-        self.reader = RowReader(
-            spec.input_schema, spec.input_columns, spec.key_columns, spec.key_types, spec.mask_columns
-        )
-        arrow_types = [to_arrow_type(f.dataType, timezone="UTC") for f in spec.output_schema]
-        self.writer = RowWriter(spec.output_schema, arrow_types)
-        spec.function.open(self)
-
-    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Implement RuntimeContext: create the state once, empty."""
-        if descriptor.name in self.states:
-            return self.states[descriptor.name]
-        self.layouts.append(
-            StateLayout(
-                descriptor.name,
-                tuple(to_arrow_type(t, timezone="UTC") for t in self.spec.key_types),
-                tuple(_arrow_types_of(descriptor.value_type)),
-            )
-        )
-        state: ValueState[Any] = ValueState(self.scope)
-        self.states[descriptor.name] = state
-        return state
-
-    def get_current_key(self) -> Any:
-        """Implement Context."""
-        return self.scope.key
-
-    def load(self, stored: bytes | None) -> None:
-        """Make a key group's stored state the current one."""
-        entries = decode_states(self.spec.uid, self.layouts, stored) if stored else {}
-        for name, state in self.states.items():
-            state._load(entries.get(name, {}))
-        self.scope.is_dirty = False
-
-    def dump(self) -> bytes:
-        """Return the current key group's state."""
-        return encode_states(
-            self.spec.uid, self.layouts, {name: s._dump() for name, s in self.states.items()}
-        )
-
-
-def _arrow_types_of(ddl: str) -> list[pa.DataType]:
-    parsed = parse_ddl(ddl)
-    fields = [f.dataType for f in parsed] if isinstance(parsed, T.StructType) else [parsed]
-    return [to_arrow_type(t, timezone="UTC") for t in fields]
+    kind: int
+    checkpoint: int
+    channel: int
+    sequence: int
+    block: bytes = b""
+    side: int = 0
 
 
 class KeyedOperator:
@@ -161,119 +120,137 @@ class KeyedOperator:
 
     def __init__(self, spec: KeyedOperatorSpec) -> None:
         self.spec = spec
-        self._opened: _OpenedFunction | None = None
-        self._has_nans = any(isinstance(f.dataType, T.FloatType | T.DoubleType) for f in spec.output_schema)
+        self._runner: GroupRunner | None = None
+        self._progress: tuple[int, Progress] | None = None
 
     def __call__(
-        self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState
+        self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
     ) -> Iterator[pd.DataFrame]:
-        """Process one group: a key group's records, or one partition's barrier."""
+        """Process one group: a key group, or what goes to one partition besides."""
         route = int(key[0])
         partition = self.spec.barrier_routes.get(route)
         parts = list(frames)
         frame = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
         if partition is not None:
-            yield from self._barrier(frame, partition)
-            return
-        if self._opened is None:
-            self._opened = _OpenedFunction(self.spec)
-            freeze_modules()
-        yield from self._records(self._opened, self.spec.group_of_route[route], frame, state)
+            out = list(self._passed_on(frame, partition))
+        else:
+            out = self._group(self.spec.group_of_route[route], frame, state)
+        if out:
+            yield _frame(out)
 
-    def _barrier(self, frame: pd.DataFrame, partition: int) -> Iterator[pd.DataFrame]:
-        """Pass the barrier on if every upstream channel's came exactly once; else hold it back.
+    def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[_Out]:
+        """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
 
         A barrier held back is missing at the sinks, which declines the checkpoint there.
         """
-        channels = frame[C.CHANNEL].to_numpy(dtype=np.int64).tolist()
-        checkpoints = set(frame[C.SEQUENCE].to_numpy(dtype=np.int64).tolist())
+        kinds = frame[C.KIND].to_numpy()
+        reports = frame[kinds >= C.FIRST_REPORT][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
+        for kind, first, channel, second in reports.to_numpy().tolist():
+            yield _Out(kind, first, channel, second)
+        barriers = frame[kinds == int(C.Kind.BARRIER)]
+        channels = barriers[C.CHANNEL].to_numpy(dtype=np.int64).tolist()
+        checkpoints = set(barriers[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
         expected = expected_of(channels, self.spec.upstream_channels)
-        if len(checkpoints) != 1 or sorted(channels) != sorted(expected):
-            return
-        out = {name: [None] for name in self.spec.output_schema.names}
-        control = {
-            C.KIND: [int(C.Kind.BARRIER)],
-            C.CHANNEL: [partition],
-            C.SEQUENCE: list(checkpoints),
-        }
-        yield pd.DataFrame({**control, **({C.NANS: [0]} if self._has_nans else {}), **out})
+        if len(checkpoints) == 1 and sorted(channels) == sorted(expected):
+            (checkpoint,) = checkpoints
+            yield _Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
 
-    def _records(
-        self, opened: _OpenedFunction, group: int, frame: pd.DataFrame, state: GroupState
-    ) -> Iterator[pd.DataFrame]:
-        sequence = frame[C.SEQUENCE].to_numpy(dtype=np.int64)
-        channel = frame[C.CHANNEL].to_numpy(dtype=np.int64)
-        # The shuffle mixes channels and keeps no order: restore the canonical one.
-        frame = frame.take(np.lexsort((sequence, channel)))
+    def _group(self, group: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
+        spec, runner = self.spec, self._opened()
         try:
-            if self.spec.state_column is not None:
-                frame = self._install(opened, group, frame, state, self.spec.state_column)
-            if frame.empty:
-                return
-            opened.load(state.get[0] if state.exists else None)
-            rows = self._process(opened, frame)
-            columns, nans = self._write(opened, rows)
-            if opened.scope.is_dirty:
-                state.update((opened.dump(),))
-        except StateCodecError as error:
-            raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
-        if rows:
-            count = len(rows)
-            control = {
-                C.KIND: np.full(count, int(C.Kind.RECORD), dtype=np.int32),
-                C.CHANNEL: np.full(count, group, dtype=np.int64),
-                C.SEQUENCE: np.arange(count, dtype=np.int64),
-            }
-            yield pd.DataFrame({**control, **({C.NANS: nans} if self._has_nans else {}), **columns})
-
-    @staticmethod
-    def _install(
-        opened: _OpenedFunction, group: int, frame: pd.DataFrame, state: GroupState, column: str
-    ) -> pd.DataFrame:
-        """Make the state that came with the first micro-batch the key group's; return the records.
-
-        It comes before the records, by its channel. A micro-batch that is run again begins without
-        state again, so this happens once per lineage and key group.
-        """
-        seeds = frame[frame[C.CHANNEL] == C.STATE_CHANNEL]
-        if seeds.empty:
-            return frame
-        if len(seeds) > 1 or state.exists:
-            raise StateCodecError(f"key group {group} got its state twice")
-        if int(seeds[C.SEQUENCE].iloc[0]) != group:
-            raise StateCodecError(f"key group {group} got the state of {seeds[C.SEQUENCE].iloc[0]}")
-        value = bytes(seeds[column].iloc[0])
-        # Decoded here although no record may need it: a declaration that does not fit is an error of
-        # the restore, not of some record next week.
-        opened.load(value)
-        state.update((value,))
-        return frame.iloc[len(seeds) :]
-
-    def _process(self, opened: _OpenedFunction, frame: pd.DataFrame) -> list[Any]:
-        keys, records = opened.reader.read(frame)
-        scope, process = opened.scope, self.spec.function.process_element
-        emitted: list[Any] = []
-        at = -1
-        try:
-            for key, record in zip(keys, records, strict=True):
-                at += 1
-                scope.key = key
-                result = process(record, opened)
-                if result is not None:
-                    emitted.extend(result)
-        except Exception as error:
-            raise self._blame(frame, at, error) from error
+            stored = self._stored(group, frame, state)
+            blocks = frame[C.BLOCK][frame[C.KIND].to_numpy() == int(C.Kind.RECORD)].tolist()
+            is_woken = bool((frame[C.KIND].to_numpy() == int(C.Kind.WAKE)).any())
+            if not blocks and not is_woken:
+                return []
+            entries = GroupState(runner.layout, stored, NoBases())
+            due_before = _next_due_ms(entries)
+            out = self._process(runner, entries, in_order(blocks, spec.input_schema) if blocks else None)
+            if entries.is_changed:
+                state.update((entries.dump(group, NO_BASE),))
+        except (*_STATE_FAULTS, BlockError) as error:
+            raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
+        record = int(C.Kind.RECORD)
+        emitted = [_Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
+        due = _next_due_ms(entries)
+        if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
+            emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
         return emitted
 
-    def _write(self, opened: _OpenedFunction, rows: list[Any]) -> tuple[dict[str, Any], Any]:
-        try:
-            return opened.writer.write(rows)
-        except OutputError as error:
-            facts = {"uid": self.spec.uid, "error": f"the function {error}"}
-            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+    def _stored(self, group: int, frame: pd.DataFrame, state: SparkState) -> bytes | None:
+        """Return the key group's state; make it that which came with the first micro-batch, if one did.
 
-    def _blame(self, frame: pd.DataFrame, at: int, error: Exception) -> OperatorFailed:
-        row = frame.iloc[max(at, 0)]
-        origin = self.spec.origins.describe(int(row[C.CHANNEL]), int(row[C.SEQUENCE]))
-        facts = {"uid": self.spec.uid, **origin, "error": f"{type(error).__name__}: {error}"}
-        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
+        A micro-batch that is run again begins without state again, so this happens once per lineage and
+        key group.
+        """
+        seeds = frame[frame[C.KIND].to_numpy() == int(C.Kind.STATE)]
+        if seeds.empty:
+            return state.get[0] if state.exists else None
+        if len(seeds) > 1 or state.exists:
+            raise StateMismatch(f"key group {group} got its state twice")
+        if int(seeds[C.SEQUENCE].iloc[0]) != group:
+            raise StateMismatch(f"key group {group} got the state of {seeds[C.SEQUENCE].iloc[0]}")
+        value = bytes(seeds[C.BLOCK].iloc[0])
+        # Read here although no record may need it: a declaration that does not fit is an error of
+        # the restore, not of some record next week.
+        GroupState(self._opened().layout, value, NoBases())
+        state.update((value,))
+        return value
+
+    def _process(
+        self, runner: GroupRunner, entries: GroupState, rows: pa.RecordBatch | None
+    ) -> list[OutRows]:
+        try:
+            return list(runner.process(rows, entries, self._time()))
+        except ElementFailed as failure:
+            assert rows is not None
+            at = runner.row_of(rows, failure)
+            channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
+            origin = self.spec.origins.describe(channel, sequence)
+            raise self._blame(str(failure), failure.error, **origin) from failure.error
+        except TimerFailed as failure:
+            facts = {"timer_ms": failure.timer.time_ms, "time_domain": failure.domain.value}
+            raise self._blame(str(failure), failure.error, **facts) from failure.error
+        except OutputError as error:
+            raise self._blame(f"the function {error}", error) from error
+        except _STATE_FAULTS:
+            raise
+        except Exception as error:
+            raise self._blame(f"{type(error).__name__}: {error}", error) from error
+
+    def _blame(self, says: str, error: Exception, **facts: Any) -> OperatorFailed:
+        told = {"uid": self.spec.uid, **facts, "error": says}
+        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
+
+    def _opened(self) -> GroupRunner:
+        if self._runner is None:
+            # PySpark appends an empty frame to every batch, and pandas warns of it each time.
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
+            spec = self.spec
+            made = BatchRunner if isinstance(spec.operator, VectorizedProcessFunction) else ElementRunner
+            self._runner = made(spec.operator, spec.uid, spec.max_parallelism, spec.shape)  # type: ignore[arg-type]
+            freeze_modules()
+        return self._runner
+
+    def _time(self) -> Progress:
+        """Return the micro-batch's time, looked up once per task: a worker lives on."""
+        task = TaskContext.get()
+        number = 0 if task is None else int(task.taskAttemptId())
+        if task is None or self._progress is None or self._progress[0] != number:
+            self._progress = (number, progress_of_task())
+        return self._progress[1]
+
+
+def _next_due_ms(entries: GroupState) -> tuple[int, int]:
+    """Return when the next timers are due, by event time and by processing time."""
+    due = [entries.next_due_ms(domain) for domain in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)]
+    event_ms, processing_ms = (MAX_WATERMARK_MS if ms is None else ms for ms in due)
+    return event_ms, processing_ms
+
+
+def _frame(rows: list[_Out]) -> pd.DataFrame:
+    """Return rows as a frame with the columns of EMITTED."""
+    numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
+    columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}
+    columns[C.BLOCK] = [row.block for row in rows]
+    return pd.DataFrame(columns)

@@ -2,6 +2,10 @@
 
 Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost per row and per column; a block
 costs them once. A block is the body of an Arrow record batch without its schema, which both sides know.
+
+    rows with a route  --BlockPacker-->  blocks  --shuffle, operator-->  blocks  --BlockUnpacker-->  rows
+
+Both run in mapInArrow, once per task. Control rows travel beside the blocks; their block is empty.
 """
 
 from __future__ import annotations
@@ -12,26 +16,48 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.runtime import columns as C
 
 #: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
 PACKED_ROWS = 1 << 18
+#: Sequence of an operator's first row behind the watermark; see :mod:`flinkish_spark.operators.group_run`.
+BEHIND = 1 << 40
 
-#: A row of the shuffle. Beside blocks there are control rows, whose block is empty.
-PACKED_SCHEMA = pa.schema(
+_RECORD = int(C.Kind.RECORD)
+#: Columns in front of a row's own.
+CONTROL = T.StructType(
     [
-        pa.field(C.ROUTE, pa.int32()),
-        pa.field(C.KIND, pa.int32()),
-        pa.field(C.CHANNEL, pa.int64()),
-        pa.field(C.SEQUENCE, pa.int64()),
-        pa.field(C.BLOCK, pa.binary()),
+        T.StructField(C.KIND, T.IntegerType()),
+        T.StructField(C.CHECKPOINT, T.LongType()),
+        T.StructField(C.CHANNEL, T.LongType()),
+        T.StructField(C.SEQUENCE, T.LongType()),
     ]
 )
+_BLOCK = T.StructField(C.BLOCK, T.BinaryType())
+#: What goes through the shuffle.
+PACKED = T.StructType([T.StructField(C.ROUTE, T.IntegerType()), *CONTROL, _BLOCK])
+#: What comes out of an operator.
+EMITTED = T.StructType([T.StructField(C.SIDE, T.IntegerType()), *CONTROL, _BLOCK])
 
 
 class BlockError(ValueError):
     """A block is not what its schema says."""
+
+
+def arrow_schema(fields: Iterable[T.StructField]) -> pa.Schema:
+    """Return the Arrow form of columns; times are in UTC, whatever zone the session has."""
+    return pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in fields])
+
+
+def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
+    """Return the schema of an operator's blocks."""
+    return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
+
+
+_PACKED, _CONTROL = arrow_schema(PACKED), arrow_schema(CONTROL)
 
 
 def to_block(rows: pa.RecordBatch) -> bytes:
@@ -39,7 +65,7 @@ def to_block(rows: pa.RecordBatch) -> bytes:
     return rows.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def from_block(block: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch:
+def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of a block; they refer to its memory.
 
     Raises
@@ -53,18 +79,32 @@ def from_block(block: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch:
         raise BlockError(f"a block of rows cannot be read: {error}") from error
 
 
+def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with a schema's types: Spark's have the session's zone, and maybe large strings."""
+    if rows.schema.equals(schema):
+        return rows
+    arrays = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 @dataclass(frozen=True)
 class BlockPacker:
-    """Called by mapInArrow, once per task: rows with a route in, blocks out.
+    """Called by mapInArrow, once per task: rows with a route in, blocks and control rows out.
 
     Rows of one route keep their order. Pickled into the plan, so it holds values only.
 
     Parameters
     ----------
+    schema
+        Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
     rows
         How many rows are held at most before they are packed, give or take one of Spark's batches.
     """
 
+    schema: pa.Schema
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -72,25 +112,46 @@ class BlockPacker:
         held: list[pa.RecordBatch] = []
         count = 0
         for batch in batches:
-            if batch.num_rows:
-                held.append(batch)
-                count += batch.num_rows
+            records, control = self._apart(batch)
+            if control is not None:
+                yield control
+            if records.num_rows:
+                held.append(records)
+                count += records.num_rows
             if count >= self.rows:
-                yield packed(held)
+                yield packed(held, self.schema)
                 held, count = [], 0
         if held:
-            yield packed(held)
+            yield packed(held, self.schema)
+
+    @staticmethod
+    def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Return routes with records, and control rows, if rows of both kinds come in."""
+        if C.KIND not in batch.schema.names:
+            return batch, None
+        is_record = batch.column(C.KIND).to_numpy() == _RECORD
+        records = batch.drop_columns([C.KIND, C.CHECKPOINT])
+        if is_record.all():
+            return records, None
+        control = batch.filter(pa.array(~is_record))
+        columns = [control.column(name) for name in (C.ROUTE, *CONTROL.names)]
+        nothing = pa.array([b""] * control.num_rows, pa.binary())
+        rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
+        return records.filter(pa.array(is_record)), rows
 
 
-def packed(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def packed(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Return blocks of the rows of batches whose first column is the route."""
     rows = pa.concat_batches(batches)
     routes = rows.column(0).to_numpy()
-    order = np.argsort(routes, kind="stable")
+    # Numpy sorts 16-bit numbers by radix, several times as fast; most routes are that small.
+    narrow = routes.astype(np.uint16) if routes.max(initial=0) < 1 << 16 else routes
+    order = np.argsort(narrow, kind="stable")
     ordered = routes[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
     ends = np.append(begins[1:], len(ordered))
-    payload = rows.select(rows.schema.names[1:]).take(pa.array(order))
+    own = pa.RecordBatch.from_arrays(rows.columns[1:], names=schema.names)
+    payload = as_schema(own, schema).take(pa.array(order))
     blocks = [
         to_block(payload.slice(begin, end - begin))
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
@@ -98,12 +159,11 @@ def packed(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     count = len(blocks)
     columns = [
         pa.array(ordered[begins], pa.int32()),
-        pa.array(np.full(count, int(C.Kind.RECORD), dtype=np.int32)),
-        pa.array(np.zeros(count, dtype=np.int64)),
-        pa.array(np.zeros(count, dtype=np.int64)),
+        pa.array(np.full(count, _RECORD, dtype=np.int32)),
+        *[pa.array(np.zeros(count, dtype=np.int64)) for _ in range(3)],
         pa.array(blocks, pa.binary()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=PACKED_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
 
 
 def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.RecordBatch:
@@ -130,50 +190,58 @@ class BlockUnpacker:
 
     Parameters
     ----------
-    schema
-        Of the rows in a block.
+    outputs
+        Columns of the main output, then of each side output; no name twice. They stand side by side in a
+        row, null in the rows of the others; where there are several, the output's number is in front.
+    with_times
+        Whether each row in a block begins with its event time.
     """
 
-    schema: pa.Schema
+    outputs: tuple[T.StructType, ...]
+    with_times: bool = False
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        extra = [T.StructField(C.TIME, T.LongType())] if self.with_times else []
+        extra += [T.StructField(C.SIDE, T.IntegerType())] if len(self.outputs) > 1 else []
+        return T.StructType([*CONTROL, *extra, *(field for one in self.outputs for field in one)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Unpack."""
-        out = pa.schema([*_CONTROL, *self.schema])
+        out = arrow_schema(self.columns)
+        blocks = [block_schema(one, with_times=self.with_times) for one in self.outputs]
         for batch in batches:
             kinds = batch.column(C.KIND).to_pylist()
             for at, kind in enumerate(kinds):
-                if kind == int(C.Kind.RECORD):
-                    yield self._rows(batch, at, out)
+                if kind == _RECORD:
+                    yield self._rows(batch, at, blocks, out)
                 else:
                     yield self._control(batch, at, out)
 
-    def _rows(self, batch: pa.RecordBatch, at: int, out: pa.Schema) -> pa.RecordBatch:
-        rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), self.schema)
+    def _rows(
+        self, batch: pa.RecordBatch, at: int, blocks: Sequence[pa.Schema], out: pa.Schema
+    ) -> pa.RecordBatch:
+        side, channel, first = (batch.column(name)[at].as_py() for name in (C.SIDE, C.CHANNEL, C.SEQUENCE))
+        rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), blocks[side])
         count = rows.num_rows
-        first = batch.column(C.SEQUENCE)[at].as_py()
         control: list[Any] = [
-            np.full(count, int(C.Kind.RECORD), dtype=np.int32),
+            np.full(count, _RECORD, dtype=np.int32),
             np.zeros(count, dtype=np.int64),
-            np.full(count, batch.column(C.CHANNEL)[at].as_py(), dtype=np.int64),
+            np.full(count, channel, dtype=np.int64),
             np.arange(first, first + count, dtype=np.int64),
         ]
-        return pa.RecordBatch.from_arrays([*map(pa.array, control), *rows.columns], schema=out)
+        own = rows.columns
+        arrays = list(map(pa.array, control))
+        if self.with_times:
+            arrays.append(own.pop(0))
+        if len(self.outputs) > 1:
+            arrays.append(pa.array(np.full(count, side, dtype=np.int32)))
+        for number, fields in enumerate(self.outputs):
+            arrays += own if number == side else [pa.nulls(count, f.type) for f in arrow_schema(fields)]
+        return pa.RecordBatch.from_arrays(arrays, schema=out)
 
     def _control(self, batch: pa.RecordBatch, at: int, out: pa.Schema) -> pa.RecordBatch:
-        kind, channel, place = (batch.column(name)[at].as_py() for name in (C.KIND, C.CHANNEL, C.SEQUENCE))
-        # The sequence of a control row is its checkpoint.
-        control = [
-            pa.array([value], field.type)
-            for value, field in zip((kind, place, channel, place), _CONTROL, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(
-            [*control, *(pa.nulls(1, field.type) for field in self.schema)], schema=out
-        )
-
-
-_CONTROL = (
-    pa.field(C.KIND, pa.int32()),
-    pa.field(C.CHECKPOINT, pa.int64()),
-    pa.field(C.CHANNEL, pa.int64()),
-    pa.field(C.SEQUENCE, pa.int64()),
-)
+        control = [batch.column(field.name).slice(at, 1) for field in _CONTROL]
+        rest = [pa.nulls(1, field.type) for field in list(out)[len(control) :]]
+        return pa.RecordBatch.from_arrays([*control, *rest], schema=out)

@@ -25,6 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from flinkish_spark.graph.chains import read_by
+from flinkish_spark.operators.group_state import StateMismatch, describe_group
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.savepoints import (
@@ -42,7 +43,6 @@ from flinkish_spark.runtime.columns import ROUTE
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.runtime.state_codec import StateCodecError, describe_state
 from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
@@ -110,9 +110,9 @@ class _WriteStateFile:
 
     def _checked(self, value: bytes) -> Mapping[str, str]:
         """Return the stored types of a state value that is whole and the operator's."""
-        stored = describe_state(value)
+        stored = describe_group(value)
         if stored.owner != self._operator:
-            raise StateCodecError(f"state of {stored.owner!r} is where that of {self._operator!r} has to be")
+            raise StateMismatch(f"state of {stored.owner!r} is where that of {self._operator!r} has to be")
         return stored.types
 
 

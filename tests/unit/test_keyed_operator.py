@@ -1,7 +1,7 @@
 """The keyed operator without Spark: frames in, frames and state bytes out."""
 
-import datetime
-import decimal
+from __future__ import annotations
+
 import json
 import math
 
@@ -11,13 +11,32 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
+from flinkish_spark import KeyedProcessFunction, OutputTag, ValueStateDescriptor
+from flinkish_spark.operators.group_state import describe_group
+from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.group_runners import RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, Origins
-from flinkish_spark.runtime.row_codec import OutputError, RowWriter
-from flinkish_spark.runtime.state_codec import StateCodecError, StateLayout, decode_states, encode_states
+from flinkish_spark.runtime.row_blocks import (
+    BEHIND,
+    EMITTED,
+    PACKED,
+    BlockPacker,
+    BlockUnpacker,
+    arrow_schema,
+)
+
+INPUT = T.StructType(
+    [
+        *[T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE)],
+        T.StructField("c0", T.StringType()),
+        T.StructField("c1", T.LongType()),
+    ]
+)
+LATE = OutputTag("late", "user STRING")
 
 
 class State:
@@ -48,39 +67,73 @@ class RunningTotal(KeyedProcessFunction):
         yield ctx.get_current_key(), total + order.amount, orders + 1
 
 
-def operator(function=None, output="user STRING, total LONG, orders LONG", channels=frozenset({0})):
+def operator(
+    function=None,
+    output="user STRING, total LONG, orders LONG",
+    channels=frozenset({0}),
+    sides=(),
+    is_behind_operator=False,
+):
+    function = function or RunningTotal()
+    runs = KeyedProcessOperator(function) if isinstance(function, KeyedProcessFunction) else function
+    shape = RowShape(
+        fields=("user", "amount"),
+        field_columns=("c0", "c1"),
+        key_columns=("c0",),
+        key_types=(T.StringType(),),
+        outputs=(parse_ddl(output), *(parse_ddl(tag.output) for tag in sides)),
+        side_names=tuple(tag.name for tag in sides),
+        is_behind_operator=is_behind_operator,
+    )
     return KeyedOperator(
         KeyedOperatorSpec(
             uid="totals",
-            function=function or RunningTotal(),
-            input_schema=parse_ddl("user STRING, amount LONG"),
-            output_schema=parse_ddl(output),
-            key_columns=("c0",),
-            key_types=(T.StringType(),),
-            input_columns=("c0", "c1"),
-            mask_columns=("m0",),
+            max_parallelism=128,
+            operator=runs,
+            input_schema=arrow_schema(INPUT),
+            shape=shape,
             upstream_channels=channels,
             group_of_route={7: 5},
             barrier_routes={99: 1},
             origins=Origins(("orders",)),
+            reporter=3,
         )
     )
 
 
+def records(rows, channel=0, start=0, route=7):
+    """Rows with a route, as they come to a packer."""
+    columns = {
+        C.ROUTE: pa.array([route] * len(rows), pa.int32()),
+        C.KEY_HASH: pa.array([hash(user) for user, _ in rows], pa.int64()),
+        C.CHANNEL: pa.array([channel] * len(rows), pa.int64()),
+        C.SEQUENCE: pa.array(range(start, start + len(rows)), pa.int64()),
+        "c0": pa.array([user for user, _ in rows], pa.string()),
+        "c1": pa.array([amount for _, amount in rows], pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
 def frame(rows, channel=0, start=0):
-    return pd.DataFrame(
-        {
-            C.CHANNEL: np.int64(channel),
-            C.SEQUENCE: np.arange(start, start + len(rows), dtype=np.int64),
-            "m0": [1 if u is None else 0 for u, _ in rows],
-            "c0": [u or "" for u, _ in rows],
-            "c1": [a for _, a in rows],
-        }
-    )
+    """What an operator gets of some rows of one key group."""
+    (packed,) = BlockPacker(arrow_schema(INPUT))(iter([records(rows, channel, start)]))
+    return packed.to_pandas()
+
+
+def control(kind, checkpoint=0, channel=0, sequence=0, block=b""):
+    return pd.DataFrame([[99, int(kind), checkpoint, channel, sequence, block]], columns=PACKED.names)
+
+
+def emitted(op, frames, state):
+    """Return what comes out, unpacked."""
+    unpacker = BlockUnpacker(op.spec.shape.outputs)
+    out = [pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED)) for f in op((7,), frames, state)]
+    return [row for batch in unpacker(iter(out)) for row in batch.to_pylist()]
 
 
 def run(op, frames, state):
-    return [tuple(r) for f in op((7,), frames, state) for r in f[["user", "total", "orders"]].to_numpy()]
+    rows = [row for row in emitted(op, frames, state) if row[C.KIND] == int(C.Kind.RECORD)]
+    return [(row["user"], row["total"], row["orders"]) for row in rows]
 
 
 def test_totals_are_kept_per_key_over_batches_and_null_is_a_key():
@@ -95,9 +148,11 @@ def test_totals_are_kept_per_key_over_batches_and_null_is_a_key():
 
 
 def test_the_order_of_a_channel_is_restored():
-    rows = frame([("a", 1), ("a", 2), ("a", 3)]).iloc[[2, 0, 1]]
-    other = frame([("a", 100)], channel=1)
-    assert [t for _, t, _ in run(operator(), [other, rows], State())] == [1, 3, 6, 106]
+    """Blocks come in any order, and the rows of one block may be mixed."""
+    mixed = records([("a", 1), ("a", 2), ("a", 3)]).take(pa.array([2, 0, 1]))
+    (rows,) = BlockPacker(arrow_schema(INPUT))(iter([mixed]))
+    frames = [frame([("a", 100)], channel=1), frame([("a", 4)], start=9), rows.to_pandas()]
+    assert [t for _, t, _ in run(operator(), frames, State())] == [1, 3, 6, 10, 110]
 
 
 def test_large_integers_survive_beside_nulls():
@@ -106,7 +161,8 @@ def test_large_integers_survive_beside_nulls():
 
 
 def barrier(channels, checkpoints=(3,)):
-    return pd.DataFrame({C.CHANNEL: channels, C.SEQUENCE: list(checkpoints) * len(channels)})
+    rows = [control(C.Kind.BARRIER, one, channel) for one in checkpoints for channel in channels]
+    return pd.concat(rows, ignore_index=True)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +174,102 @@ def test_a_barrier_passes_only_when_every_channel_showed_it_once(channels, passe
     assert len(out) == passes
     if passes:
         assert out[0][C.KIND].tolist() == [1]
-        assert (out[0][C.SEQUENCE][0], out[0][C.CHANNEL][0]) == (3, 1)
+        assert (out[0][C.CHECKPOINT][0], out[0][C.CHANNEL][0]) == (3, 1)
+
+
+def test_barriers_of_two_checkpoints_do_not_pass():
+    assert not list(operator()((99,), [barrier([0], (3, 4))], State()))
+
+
+def test_a_report_passes_by_unchanged():
+    (out,) = operator()((99,), [control(17, 5, 6, -7)], State())
+    assert out[list(C.CONTROL)].to_numpy().tolist() == [[17, 5, 6, -7]]
+
+
+def test_a_group_without_timers_reports_nothing():
+    rows = emitted(operator(), [frame([("a", 1)])], State())
+    assert {row[C.KIND] for row in rows} == {int(C.Kind.RECORD)}
+
+
+class Alarm(KeyedProcessFunction):
+    """Two timers for each element: at its amount, by both clocks."""
+
+    def process_element(self, value, ctx):
+        timers = ctx.timer_service()
+        if value.amount:
+            timers.register_event_time_timer(value.amount)
+            timers.register_processing_time_timer(timers.current_processing_time() + value.amount)
+
+    def on_timer(self, time_ms, ctx):
+        yield ctx.get_current_key(), time_ms, None
+
+
+def test_the_next_timers_are_reported_and_a_wake_call_fires_what_is_due():
+    op, state = operator(Alarm()), State()
+    (report,) = emitted(op, [frame([("a", 10**15), ("b", 10**14)])], state)
+    assert (report[C.KIND], report[C.CHANNEL], report[C.CHECKPOINT]) == (C.FIRST_REPORT + 3, 5, 10**14)
+    assert report[C.SEQUENCE] > 10**14
+    wake = control(C.Kind.WAKE)
+    (again,) = emitted(op, [wake], state)
+    assert again == report, "nothing was due"
+
+
+def test_a_woken_group_without_state_does_nothing():
+    assert emitted(operator(), [control(C.Kind.WAKE)], State()) == []
+
+
+class Sorts(KeyedProcessFunction):
+    def process_element(self, value, ctx):
+        ctx.output(LATE, (value.user,))
+        ctx.output(OutputTag("nobody reads it", "x LONG"), (1,))
+        yield value.user, value.amount, None
+
+
+def test_side_outputs_come_beside_the_main_one():
+    rows = emitted(operator(Sorts(), sides=(LATE,)), [frame([("a", 1), ("b", 2)])], State())
+    assert [row["total"] for row in rows if row[C.SIDE] == 0] == [1, 2]
+    parts = BlockUnpacker(operator(Sorts(), sides=(OutputTag("late", "who STRING"),)).spec.shape.outputs)
+    assert parts.columns.names[-1] == "who"
+
+
+def test_rows_of_an_operator_stay_on_their_side_of_the_watermark():
+    """What fired timers emitted comes before the watermark, and the rest behind it, whatever the order."""
+    op = operator(is_behind_operator=True)
+    frames = [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("a", 20)])]
+    rows = emitted(op, frames, State())
+    assert [row["total"] for row in rows] == [10, 30, 31]
+    with pytest.raises(OperatorFailed, match='"offset": 1, "error": "RuntimeError: unlucky"'):
+        run(op, [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("a", 13)])], State())
+
+
+class Totals(VectorizedProcessFunction):
+    def __init__(self, names=("user", "total", "orders")):
+        self.names = names
+
+    def open(self, context):
+        context.get_state(ValueStateDescriptor("total", "LONG"))
+
+    def process_batch(self, batch, ctx):
+        total, index = ctx.state("total"), ctx.index
+        sums = total.numbers() + sum_by_key(index, batch.column("amount").to_numpy())
+        total.put([sums])
+        columns = [*index.keys, pa.array(sums), pa.nulls(len(index), pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(self.names))
+
+
+def test_a_vectorised_function_gets_columns_and_keeps_state():
+    state = State()
+    rows = [("a", 1), ("b", 5), (None, 7), ("a", 2)]
+    assert sorted(run(operator(Totals()), [frame(rows)], state), key=str) == [
+        ("a", 3, None),
+        ("b", 5, None),
+        (None, 7, None),
+    ]
+    assert run(operator(Totals()), [frame([("a", 10)])], state) == [("a", 13, None)]
+    with pytest.raises(
+        OperatorFailed, match="emitted the columns user, sum, orders, declared are user, total"
+    ):
+        run(operator(Totals(("user", "sum", "orders"))), [frame(rows)], State())
 
 
 def test_a_failing_function_names_the_record():
@@ -162,49 +313,89 @@ def test_a_dict_and_a_missing_field_are_fine():
     assert run(operator(Emits({"user": "a"})), [frame([("a", 1)])], State()) == [("a", None, None)]
 
 
-def test_nan_and_null_stay_apart_on_the_way_out():
-    writer = RowWriter(parse_ddl("a DOUBLE, b FLOAT"), [pa.float64(), pa.float32()])
-    columns, nans = writer.write([(math.nan, 1.0), (None, math.nan), (2.0, None)])
-    assert nans.tolist() == [1, 2, 0]
-    assert list(columns) == ["a", "b"]
-    with pytest.raises(OutputError):
-        writer.write([("x", 1.0)])
+def test_nan_and_null_stay_apart():
+    op = operator(Emits(("a", math.nan, None)), "user STRING, total DOUBLE, orders DOUBLE")
+    ((_, total, orders),) = run(op, [frame([("a", 1)])], State())
+    assert math.isnan(total)
+    assert orders is None
 
 
-LAYOUT = StateLayout("s", (pa.string(),), (pa.int64(), pa.timestamp("us", tz="UTC")))
-ENTRIES = {"a": (1, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)), None: (None, None)}
+def test_state_that_came_with_the_first_micro_batch_is_installed():
+    state = State()
+    run(operator(), [frame([("a", 1)])], state)
+    (value,) = state.value
+    assert describe_group(value).owner == "totals"
+    assert list(describe_group(value).types) == ["total"]
+    fresh = State()
+    seed = control(C.Kind.STATE, 0, C.STATE_CHANNEL, 5, value)
+    assert run(operator(), [frame([("a", 2)]), seed], fresh) == [("a", 3, 2)]
+    with pytest.raises(OperatorFailed, match="got its state twice"):
+        run(operator(), [seed], fresh)
+    with pytest.raises(OperatorFailed, match="key group 5 got the state of 6"):
+        run(operator(), [control(C.Kind.STATE, 0, C.STATE_CHANNEL, 6, value)], State())
+    alone = State()
+    assert run(operator(), [seed], alone) == []
+    assert alone.value == (value,)
 
 
-def test_state_is_exact_and_damage_is_found():
-    data = encode_states("op", [LAYOUT], {"s": ENTRIES})
-    assert decode_states("op", [LAYOUT], data) == {"s": ENTRIES}
-    for at in range(len(data)):
-        with pytest.raises(StateCodecError):
-            decode_states("op", [LAYOUT], data[:at])
-    for at in range(0, len(data), 11):
-        with pytest.raises((StateCodecError, KeyError)):
-            decode_states("op", [LAYOUT], data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+class Renamed(KeyedProcessFunction):
+    def open(self, context):
+        self.sum = context.get_state(ValueStateDescriptor("sum", "LONG"))
+
+    def process_element(self, value, ctx):
+        return ()
 
 
-def test_a_changed_declaration_is_refused():
-    data = encode_states("op", [LAYOUT], {"s": ENTRIES})
-    with pytest.raises(StateCodecError, match=r"stored as .* but declared as"):
-        decode_states("op", [StateLayout("s", (pa.string(),), (pa.int64(),))], data)
-    with pytest.raises(StateCodecError, match="belongs to operator 'op', not to 'other'"):
-        decode_states("other", [LAYOUT], data)
-    with pytest.raises(StateCodecError, match="no longer declared"):
-        decode_states("op", [], data)
-    with pytest.raises(StateCodecError, match="cannot hold 'x'"):
-        encode_states("op", [LAYOUT], {"s": {"a": ("x", None)}})
+class Widened(Renamed):
+    def open(self, context):
+        self.sum = context.get_state(ValueStateDescriptor("total", "LONG"))
 
 
-def test_two_states_of_several_key_columns():
-    layouts = [
-        StateLayout("one", (pa.string(), pa.int64()), (pa.int64(),)),
-        StateLayout("two", (pa.string(), pa.int64()), (pa.decimal128(9, 2),)),
-    ]
-    entries = {"one": {("a", 1): 5}, "two": {("b", None): decimal.Decimal("1.50")}}
-    assert decode_states("op", layouts, encode_states("op", layouts, entries)) == entries
+@pytest.mark.parametrize(
+    "function,says",
+    [(Renamed(), "'total' is no longer declared"), (Widened(), "is stored as .* but declared as")],
+)
+def test_a_declaration_that_does_not_fit_is_refused(function, says):
+    state = State()
+    run(operator(), [frame([("a", 1)])], state)
+    with pytest.raises(OperatorFailed, match=says):
+        run(operator(function), [frame([("a", 1)])], state)
+
+
+def test_damaged_state_is_found():
+    state = State()
+    run(operator(), [frame([("a", 1), ("b", 2)])], state)
+    (value,) = state.value
+    for at in range(0, len(value), 11):
+        torn = State()
+        torn.value = (value[:at] + bytes([value[at] ^ 0x55]) + value[at + 1 :],)
+        with pytest.raises(OperatorFailed, match="FLINKISH_STATE"):
+            run(operator(), [frame([("a", 1)])], torn)
+
+
+def test_a_packer_tells_records_from_control_rows():
+    rows = records([("a", 1), ("b", 2), ("a", 3)])
+    kinds = pa.array([0, 1, 0], pa.int32())
+    columns = [rows.column(0), kinds, pa.array([0, 9, 0], pa.int64()), *rows.columns[1:]]
+    both = pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, C.KIND, C.CHECKPOINT, *INPUT.names])
+    barriers, packed = BlockPacker(arrow_schema(INPUT))(iter([both]))
+    assert barriers.column(C.CHECKPOINT).to_pylist() == [9]
+    (row,) = packed.to_pylist()
+    assert (row[C.ROUTE], row[C.KIND]) == (7, 0)
+
+
+def test_packed_rows_keep_their_order_whatever_their_routes():
+    rng = np.random.default_rng(3)
+    for routes in (rng.integers(0, 40, 1000), rng.integers(60_000, 70_000, 1000)):
+        rows = records([(str(n), n) for n in range(1000)])
+        rows = rows.set_column(0, C.ROUTE, pa.array(routes, pa.int32()))
+        packer = BlockPacker(arrow_schema(INPUT), rows=300)
+        found = {}
+        for batch in packer(iter([rows.slice(at, 100) for at in range(0, 1000, 100)])):
+            for row in batch.to_pylist():
+                block = pa.ipc.read_record_batch(pa.py_buffer(row[C.BLOCK]), arrow_schema(INPUT))
+                found.setdefault(row[C.ROUTE], []).extend(block.column("c1").to_pylist())
+        assert found == {r: np.flatnonzero(routes == r).tolist() for r in set(routes.tolist())}
 
 
 def test_routes_follow_sparks_hash_and_barriers_come_last():
