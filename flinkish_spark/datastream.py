@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
@@ -11,7 +11,10 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError, UserFunctionError
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.graph.declared import check_max_parallelism, output_schema
+from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, StreamNode, TransformNode
+from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.sinks.base import Sink
 
 if TYPE_CHECKING:
@@ -52,6 +55,55 @@ class DataStream:
             )
         return DataStream(self._environment, TransformNode(self._node, function))
 
+    def map(
+        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make one row of each record, in Python.
+
+        What columns can say, :meth:`transform` says many times as fast: it stays in the JVM.
+
+        Parameters
+        ----------
+        function
+            From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
+            :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
+        output
+            Fields of the rows, as DDL or StructType; by default what the function's hint says.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It cannot be called, or not be sent to the workers.
+        SchemaError
+            The output is not known, or is no list of fields.
+        """
+        return DataStream(self._environment, TransformNode(self._node, map_rows(function, output, name)))
+
+    def flat_map(
+        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make any number of rows of each record, in Python; see :meth:`map`.
+
+        Parameters
+        ----------
+        function
+            Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
+            ``Iterator[Word]`` says the fields.
+        """
+        return DataStream(self._environment, TransformNode(self._node, flat_map_rows(function, output, name)))
+
+    def filter(self, function: Any, *, name: str | None = None) -> DataStream:
+        """Keep the records for which a function says so, in Python; see :meth:`map`.
+
+        Parameters
+        ----------
+        function
+            From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
+        """
+        return DataStream(self._environment, TransformNode(self._node, filter_rows(function, name)))
+
     def key_by(self, *keys: str | Column) -> KeyedStream:
         """Partition by columns or expressions; records of equal keys meet the same state.
 
@@ -75,6 +127,36 @@ class DataStream:
                     what_to_do='name them one by one: key_by("user", "product")',
                 )
         return KeyedStream(self._environment, self._node, keys)
+
+    def get_side_output(self, tag: OutputTag) -> DataStream:
+        """Return the stream of what a function emits with ``ctx.output(tag, row)``.
+
+        It takes part in the same checkpoints. What is emitted to a tag that nobody asks for is dropped.
+
+        Parameters
+        ----------
+        tag
+            The one that the function uses; its `output` says the fields.
+
+        Raises
+        ------
+        GraphError
+            This is not the result of a keyed function, or the name was asked for with other fields.
+        SchemaError
+            The tag's output type is not a list of fields.
+        """
+        if not isinstance(self._node, KeyedNode):
+            raise GraphError(
+                "get_side_output() was called on a stream that no keyed function made",
+                what_to_do="call it on what process() returned, before any transform()",
+            )
+        if not isinstance(tag, OutputTag):
+            raise GraphError(
+                f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
+            )
+        fields = output_schema(tag.output, f"{self._node.uid}/{tag.name}")
+        side = self._environment.graph.side(self._node, tag, fields)
+        return DataStream(self._environment, side)
 
     def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
         """Write this stream to a sink that commits with the checkpoints.
@@ -128,7 +210,7 @@ class KeyedStream:
 
     def process(
         self,
-        function: KeyedProcessFunction,
+        function: KeyedProcessFunction | VectorizedProcessFunction,
         *,
         output: str | T.StructType,
         uid: str,
@@ -169,11 +251,11 @@ class KeyedStream:
         return DataStream(self._environment, node)
 
 
-def _check_serialisable(function: KeyedProcessFunction, uid: str) -> None:
-    if not isinstance(function, KeyedProcessFunction):
+def _check_serialisable(function: object, uid: str) -> None:
+    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         raise GraphError(
             f"process() of '{uid}' got a {type(function).__name__}",
-            what_to_do="give it an instance of a KeyedProcessFunction subclass",
+            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
     from pyspark import cloudpickle
 

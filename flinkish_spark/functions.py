@@ -112,6 +112,30 @@ class RichFunction:
         """Give back what `open` made. Called when a worker ends in order, not when it is killed."""
 
 
+class MapFunction(RichFunction, ABC):
+    """Makes one row of each; for a function that has to be opened."""
+
+    @abstractmethod
+    def map(self, value: Any) -> Any:
+        """Return the row that stands for a record: tuple, named tuple, Row, dict or dataclass."""
+
+
+class FlatMapFunction(RichFunction, ABC):
+    """Makes any number of rows of each; for a function that has to be opened."""
+
+    @abstractmethod
+    def flat_map(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record."""
+
+
+class FilterFunction(RichFunction, ABC):
+    """Keeps some rows; for a function that has to be opened."""
+
+    @abstractmethod
+    def filter(self, value: Any) -> bool:
+        """Return whether to keep a record."""
+
+
 class ReduceFunction(Protocol):
     """Makes one value of two; associative."""
 

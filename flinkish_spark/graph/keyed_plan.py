@@ -13,7 +13,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from flinkish_spark.bridge.plan_layout import named_operator, named_scan
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedProcessFunction
-from flinkish_spark.graph.stream_graph import KeyedNode
+from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -56,10 +56,21 @@ class KeyedInput:
 
 @dataclass(frozen=True)
 class KeyedPlan:
-    """The plan of an operator: control columns and the declared fields, and the types of its key."""
+    """The plan of an operator.
+
+    Parameters
+    ----------
+    frame
+        Control columns and fields; the fields of side outputs stand behind those of the main output.
+    key_types
+        Of its key, as Spark writes them.
+    outputs
+        Columns of `frame` with the fields of each output, the main one first.
+    """
 
     frame: DataFrame
     key_types: tuple[str, ...]
+    outputs: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -73,21 +84,24 @@ class _Transport:
     key_types: tuple[T.DataType, ...]
 
 
-def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> KeyedPlan:
-    """Return the operator's plan for a number of shuffle partitions."""
+def plan_keyed(
+    node: KeyedNode, given: KeyedInput, partitions: int, sides: Sequence[SideNode] = ()
+) -> KeyedPlan:
+    """Return the operator's plan for a number of shuffle partitions and the side outputs that are read."""
     routing = Routing(node.max_parallelism, partitions)
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in node.keys]
     transport = _transport(node, given, keys)
     rows = _routed(given, transport, routing)
     if given.seed is not None:
         rows = _seeded(rows, given.seed, node.uid, routing)
-    outputs = (node.output,)
+    outputs = (node.output, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
     shape = RowShape(
         fields=tuple(given.schema.names),
         field_columns=transport.field_names,
         key_columns=transport.key_names,
         key_types=transport.key_types,
         outputs=outputs,
+        side_names=tuple(side.tag.name for side in sides),
         is_behind_operator=given.source is None,
     )
     spec = KeyedOperatorSpec(
@@ -107,7 +121,16 @@ def plan_keyed(node: KeyedNode, given: KeyedInput, partitions: int) -> KeyedPlan
     unpacker = BlockUnpacker(outputs)
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
-        named_operator(frame, node.uid), tuple(kind.simpleString() for kind in transport.key_types)
+        named_operator(frame, node.uid),
+        tuple(kind.simpleString() for kind in transport.key_types),
+        tuple(tuple(fields.names) for fields in outputs),
+    )
+
+
+def _renamed(fields: T.StructType, number: int) -> T.StructType:
+    """Return the fields of a side output under names that no other output has."""
+    return T.StructType(
+        [T.StructField(f"{C.SIDE}{number}_{at}", field.dataType) for at, field in enumerate(fields)]
     )
 
 

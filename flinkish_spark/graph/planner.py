@@ -24,9 +24,10 @@ from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import chain_to
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
+from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.sink_rows import PlannedSink, Transform, hashable
 from flinkish_spark.graph.stream_graph import (
-    KeyedNode,
+    SideNode,
     SourceNode,
     StreamGraph,
     StreamNode,
@@ -80,13 +81,35 @@ class RecordStream:
 class TaggedStream:
     """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind.
 
-    `transforms` wait for the evaluated micro-batch.
+    Parameters
+    ----------
+    schema
+        Fields of the records.
+    transforms
+        Wait for the evaluated micro-batch.
+    outputs
+        Columns of the frame with the fields of each output, if the operator has side outputs.
+    side
+        Which of them this stream is.
     """
 
     frame: DataFrame
     schema: T.StructType
     channels: ExpectedChannels
     transforms: tuple[Transform, ...] = ()
+    outputs: tuple[tuple[str, ...], ...] = ()
+    side: int = 0
+
+    def alone(self) -> DataFrame:
+        """Return control columns and the fields of this output under their names, in its rows only."""
+        if not self.outputs:
+            return self.frame
+        columns = [
+            F.col(C.quoted(column)).alias(name)
+            for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
+        ]
+        is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
+        return self.frame.where(is_own).select(*C.CONTROL, *columns)
 
 
 PlannedStream = RecordStream | TaggedStream
@@ -133,6 +156,8 @@ class Planner:
         Spark's shuffle partitions, which are fixed for the life of the job's state.
     beginning
         What the live lineage began with.
+    graph
+        For whoever plans single nodes.
     """
 
     def __init__(
@@ -141,6 +166,7 @@ class Planner:
         control_path: str,
         partitions: int,
         beginning: Beginning = NOTHING,
+        graph: StreamGraph | None = None,
     ) -> None:
         self._spark = spark
         self._beginning = beginning
@@ -156,10 +182,12 @@ class Planner:
         self._has_one_source = False
         self._planned: dict[tuple[int, str], PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
+        self._graph = graph or StreamGraph()
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
         # Several sources would each put a barrier into the micro-batch for which *they* saw the trigger.
+        self._graph = graph
         self._has_one_source = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
         bases: list[_Base] = []
         sinks: list[PlannedSink] = []
@@ -196,8 +224,15 @@ class Planner:
             parent = self.stream(node.parent, chain)
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, node.function))
-            return _transform_records(parent, node.function)
-        assert isinstance(node, KeyedNode)
+            function = node.function
+            if isinstance(function, RowTransform):
+                function = function.located(parent.origins)
+            return _transform_records(parent, function)
+        if isinstance(node, SideNode):
+            main = self.stream(node.parent, chain)
+            assert isinstance(main, TaggedStream)
+            number = 1 + self._graph.sides_of(node.parent).index(node)
+            return replace(main, schema=node.output, side=number)
         parent = self.stream(node.parent, chain)
         if isinstance(parent, TaggedStream) and parent.transforms:
             raise GraphError(
@@ -212,11 +247,13 @@ class Planner:
                 frames = (parent.marked,)
             given = KeyedInput(frames, parent.schema, parent.channels, parent.origins, parent.source)
         else:
-            given = KeyedInput((parent.frame,), parent.schema, parent.channels, Origins())
+            given = KeyedInput((parent.alone(),), parent.schema, parent.channels, Origins())
         given = replace(given, seed=self._beginning.state_of(self._spark, node.uid, chain))
-        planned = plan_keyed(node, given, self._partitions)
+        planned = plan_keyed(node, given, self._partitions, self._graph.sides_of(node))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
-        return TaggedStream(planned.frame, node.output, frozenset(range(self._partitions)))
+        outputs = planned.outputs if len(planned.outputs) > 1 else ()
+        channels = frozenset(range(self._partitions))
+        return TaggedStream(planned.frame, node.output, channels, outputs=outputs)
 
     def _plan_source(self, node: SourceNode, chain: Chain) -> RecordStream:
         origins = Origins(node.source.topics)
@@ -268,10 +305,13 @@ class Planner:
         if index == len(bases):
             bases.append(_Base(chain, replace(tagged, transforms=())))
         schema = self._schema_after(tagged) if tagged.transforms else tagged.schema
-        columns = tuple(f"s{index}_{i}" for i in range(len(tagged.schema)))
         fields = tuple(tagged.schema.names)
+        places = _fields(tagged)
+        own = tagged.outputs[tagged.side] if tagged.outputs else fields
+        columns = tuple(f"s{index}_{places.index(name)}" for name in own)
+        side = tagged.side if tagged.outputs else None
         sinks.append(
-            PlannedSink(uid, sink, index, columns, fields, schema, tagged.channels, tagged.transforms)
+            PlannedSink(uid, sink, index, columns, fields, schema, tagged.channels, tagged.transforms, side)
         )
 
     def _schema_after(self, stream: TaggedStream) -> T.StructType:
@@ -289,10 +329,10 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     spark.dataSource.register(ControlSource)
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     chain = chain_to(graph, node)
-    stream = Planner(spark, "/nonexistent/no-control", partitions).stream(node, chain)
+    stream = Planner(spark, "/nonexistent/no-control", partitions, graph=graph).stream(node, chain)
     if isinstance(stream, RecordStream):
         return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
-    frame = stream.frame.where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)
+    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)
     for function in stream.transforms:
         frame = function(frame)
     return frame
@@ -321,10 +361,18 @@ def with_position(records: DataFrame) -> DataFrame:
     )
 
 
+def _fields(stream: TaggedStream) -> list[str]:
+    """Return the columns of a stream's frame that hold fields, of all of its outputs."""
+    control = {*C.CONTROL, C.SIDE, C.TIME}
+    return [name for name in stream.frame.columns if name not in control]
+
+
 def _tag(stream: TaggedStream, index: int) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = [F.col(C.quoted(name)) for name in stream.schema.names]
-    hashed = F.xxhash64(*[hashable(c, f.dataType) for c, f in zip(names, stream.schema, strict=True)])
+    names = _fields(stream)
+    columns = [F.col(C.quoted(name)) for name in names]
+    types = stream.frame.schema
+    hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     return stream.frame.select(
         C.KIND,
@@ -332,5 +380,6 @@ def _tag(stream: TaggedStream, index: int) -> DataFrame:
         C.CHANNEL,
         F.when(is_record, hashed).otherwise(F.lit(0).cast("long")).alias(C.HASH),
         F.lit(index).alias(C.STREAM),
-        *[column.alias(f"s{index}_{i}") for i, column in enumerate(names)],
+        *([C.SIDE] if stream.outputs else []),
+        *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
     )

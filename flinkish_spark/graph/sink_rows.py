@@ -33,6 +33,8 @@ class PlannedSink:
         Fields of the sink's records, after `transforms`.
     channels
         Channels whose barriers this sink must see.
+    side
+        Which output of the operator at the stream's end it reads; None where that has only one.
     """
 
     uid: str
@@ -43,11 +45,20 @@ class PlannedSink:
     schema: T.StructType
     channels: ExpectedChannels
     transforms: tuple[Transform, ...]
+    side: int | None = None
+
+    @property
+    def rows(self) -> tuple[int, int | None]:
+        """What tells its rows in the union from those of other sinks."""
+        return self.stream, self.side
 
     @cached_property
     def is_own(self) -> Column:
-        """Whether a row of the union belongs to this sink's stream."""
-        return F.col(C.STREAM) == self.stream
+        """Whether a row of the union is for this sink; barriers are for the readers of every output."""
+        is_own = F.col(C.STREAM) == self.stream
+        if self.side is None:
+            return is_own
+        return is_own & ((F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side))
 
     @cached_property
     def with_control(self) -> Selection:
@@ -74,7 +85,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
 
     Columns: kind, checkpoint, channel, hash, then the sink's fields.
     """
-    rows = frame if streams == 1 else frame.where(planned.is_own)
+    rows = frame if streams == 1 and planned.side is None else frame.where(planned.is_own)
     if not planned.transforms:
         return planned.with_control.of(rows)
     records = planned.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from flinkish_spark.functions import KeyedProcessFunction
+    from flinkish_spark.operators.elements import OutputTag
+    from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+    from flinkish_spark.operators.vectorized import VectorizedProcessFunction
     from flinkish_spark.sinks.base import Sink
     from flinkish_spark.sources.base import Source
+
+    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | KeyedStreamOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +46,21 @@ class KeyedNode:
     uid: str
     parent: StreamNode
     keys: tuple[str | Column, ...]
-    function: KeyedProcessFunction
+    function: KeyedFunction
     output: T.StructType
     max_parallelism: int
 
 
-StreamNode = SourceNode | TransformNode | KeyedNode
+@dataclass(frozen=True, eq=False)
+class SideNode:
+    """What a keyed function emits to a side output."""
+
+    parent: KeyedNode
+    tag: OutputTag
+    output: T.StructType
+
+
+StreamNode = SourceNode | TransformNode | KeyedNode | SideNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +78,7 @@ class StreamGraph:
 
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
+    sides: list[SideNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
 
     def check_uid(self, uid: str) -> str:
@@ -92,6 +107,31 @@ class StreamGraph:
         nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         return tuple(node.uid for node in nodes)
 
+    def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
+        """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
+        return tuple(side for side in self.sides if side.parent is node)
+
+    def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
+        """Return the node of a side output, made when it is asked for first.
+
+        Raises
+        ------
+        GraphError
+            The name was asked for with other fields.
+        """
+        for known in self.sides_of(node):
+            if known.tag.name == tag.name:
+                if known.output != output:
+                    raise GraphError(
+                        f"the side output '{tag.name}' of '{node.uid}' is declared as {known.tag.output!r} "
+                        f"and as {tag.output!r}",
+                        what_to_do="use one OutputTag object in the function and in get_side_output()",
+                        uid=node.uid,
+                    )
+                return known
+        self.sides.append(SideNode(node, tag, output))
+        return self.sides[-1]
+
     def check_complete(self) -> None:
         """Raise GraphError unless something flows from a source to a sink."""
         if not self.sinks:
@@ -102,6 +142,6 @@ class StreamGraph:
 
 def base_of(node: StreamNode) -> str:
     """Return the uid of the operator or source that a stream's plan begins with."""
-    while isinstance(node, TransformNode):
+    while isinstance(node, TransformNode | SideNode):
         node = node.parent
     return node.uid

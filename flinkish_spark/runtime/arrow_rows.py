@@ -6,6 +6,7 @@ field a dict. What a function emits is never rounded, cut or converted to fit.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,17 @@ class RowReader:
 
 
 class OutputError(ValueError):
-    """A function emitted a row that does not fit its declared output type."""
+    """A function emitted a row that does not fit its declared output type.
+
+    Parameters
+    ----------
+    row
+        Which of the rows, where that is known.
+    """
+
+    def __init__(self, says: str, row: int | None = None) -> None:
+        super().__init__(says)
+        self.row = row
 
 
 class RowWriter:
@@ -93,26 +104,34 @@ class RowWriter:
             Wrong number of fields, or a value of another type; names field and value.
         """
         width = len(self._names)
-        rows = [row if isinstance(row, tuple) else self._as_tuple(row) for row in rows]
+        rows = [row if isinstance(row, tuple) else self._as_tuple(row, at) for at, row in enumerate(rows)]
         if rows and set(map(len, rows)) != {width}:
-            wrong = next(row for row in rows if len(row) != width)
-            raise OutputError(f"emitted {len(wrong)} fields, declared are {width}: {', '.join(self._names)}")
+            at, wrong = next((at, row) for at, row in enumerate(rows) if len(row) != width)
+            names = ", ".join(self._names)
+            raise OutputError(f"emitted {len(wrong)} fields, declared are {width}: {names}", at)
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
-    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+    def _as_tuple(self, row: Any, at: int) -> tuple[Any, ...]:
         if isinstance(row, dict):
             strange = sorted(set(row) - set(self._names))
             if strange:
-                raise OutputError(f"emitted the field {strange[0]!r}, declared are {', '.join(self._names)}")
+                names = ", ".join(self._names)
+                raise OutputError(f"emitted the field {strange[0]!r}, declared are {names}", at)
             return tuple(row.get(name) for name in self._names)
         if isinstance(row, list):
             return tuple(row)
-        raise OutputError(f"emitted a {type(row).__name__}; emit a tuple, Row or dict per output row")
+        if dataclasses.is_dataclass(row):
+            return self._as_tuple(dataclasses.asdict(row), at)  # type: ignore[arg-type]
+        raise OutputError(
+            f"emitted a {type(row).__name__}; emit a tuple, Row, dict or dataclass per output row", at
+        )
 
     @staticmethod
     def _array(field: pa.Field, column: Sequence[Any]) -> pa.Array:
         try:
             return strict_array(column, field.type)
         except ValueMismatch as error:
-            raise OutputError(f"emitted a wrong value: field {field.name!r} of {error}") from error
+            at = next((at for at, value in enumerate(column) if value is error.value), None)
+            says = f"emitted a wrong value: field {field.name!r} of {error}"
+            raise OutputError(says, at) from error

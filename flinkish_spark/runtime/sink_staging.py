@@ -71,7 +71,7 @@ class SinkStaging:
         acks, committables, blocks = [], [], []
         began_at_ms = context.clock.wall_ms()
         checkpoint = context.checkpoint_of(batch)
-        counted: dict[int, int] = {}
+        counted: dict[tuple[int, int | None], int] = {}
         for sink in self._sinks:
             if sink.uid not in sinks:
                 continue
@@ -79,16 +79,16 @@ class SinkStaging:
             blocks.append(block)
             rows = select_sink_rows(frame, sink, self._streams)
             count = partial(self._count_records, rows)
-            if not sink.transforms and sink.stream in counted:
-                # A sink of the same stream has counted them; the digests must agree in the end.
-                count = partial(counted.__getitem__, sink.stream)
+            if not sink.transforms and sink.rows in counted:
+                # A sink of the same rows has counted them; the digests must agree in the end.
+                count = partial(counted.__getitem__, sink.rows)
             request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
             began_ms = context.clock.monotonic_ms()
             result = self._writers[sink.uid].stage(request)
             took_ms = context.clock.monotonic_ms() - began_ms
             acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
             if not sink.transforms:
-                counted[sink.stream] = acks[-1].rows
+                counted[sink.rows] = acks[-1].rows
             committables += [Committable(sink.uid, payload) for payload in result.payloads]
         epoch = context.ownership.epoch
         return StagedBatch(
@@ -113,7 +113,7 @@ class SinkStaging:
         for left, right in itertools.combinations(plain, 2):
             one, other = acks[left.uid], acks[right.uid]
             same = (one.rows, one.digest) == (other.rows, other.digest)
-            if left.stream == right.stream and not same:
+            if left.rows == right.rows and not same:
                 raise StagingMismatchError(
                     f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
                     f"sink '{right.uid}' {other.rows}, or other ones",

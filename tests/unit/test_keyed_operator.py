@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -336,6 +337,19 @@ def test_state_that_came_with_the_first_micro_batch_is_installed():
     alone = State()
     assert run(operator(), [seed], alone) == []
     assert alone.value == (value,)
+    assert run(operator(), [frame([("a", 2)])], alone) == [("a", 3, 2)]
+
+
+def test_state_of_another_operator_or_torn_is_refused_although_no_record_needs_it():
+    state = State()
+    other = operator()
+    other.spec = replace(other.spec, uid="other")
+    run(other, [frame([("a", 1)])], state)
+    (value,) = state.value
+    for stored, says in [(value, "belongs to operator 'other', not to 'totals'"), (value[:-3], "torn")]:
+        seed = control(C.Kind.STATE, 0, C.STATE_CHANNEL, 5, stored)
+        with pytest.raises(OperatorFailed, match=says):
+            run(operator(), [seed], State())
 
 
 class Renamed(KeyedProcessFunction):

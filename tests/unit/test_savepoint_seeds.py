@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from pyspark.sql.types import StructType
 
@@ -25,10 +24,8 @@ from flinkish_spark.protocol.restoring import NonRestoredState, OperatorShape
 from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
 from flinkish_spark.protocol.scans import Chain, OperatorInstance, PlanLayout, Scan, ScanRole
 from flinkish_spark.protocol.seeding import ClaimMode, Seed, SeededChain, SeedOrigin
-from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.keyed_operator import OperatorFailed
 from flinkish_spark.runtime.spark_log import SparkLog
-from flinkish_spark.runtime.state_codec import StateCodecError, decode_states, describe_state
 from flinkish_spark.savepoints.errors import (
     RescaleRefused,
     SavepointClaimed,
@@ -54,7 +51,6 @@ from flinkish_spark.savepoints.seeds import (
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sources.base import Source, SourceStart
 from flinkish_spark.store import LocalStore
-from tests.unit.test_keyed_operator import ENTRIES, LAYOUT, State, encode_states, frame, operator, run
 from tests.unit.test_savepoint_files import write_file
 
 TOTALS = Chain("orders", ("totals",), ("totals",))
@@ -507,80 +503,6 @@ def test_a_big_batch_is_handed_out_row_by_row(root, savepoint, monkeypatch) -> N
     reader = SeedReader(str(root / "seeds/0"), "totals", "totals")
     (part,) = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert [batch.num_rows for batch in reader.read(part)] == [1] * 40
-
-
-# -- the operator -----------------------------------------------------------------------------------
-
-
-def seeded():
-    made = operator()
-    made.spec = replace(made.spec, state_column=C.STATE)
-    return made
-
-
-def with_state(value: bytes | None, rows, group=5):
-    records = frame(rows)
-    records[C.STATE] = None
-    seeds = frame([("", 0)])
-    seeds[C.CHANNEL], seeds[C.SEQUENCE], seeds[C.STATE] = np.int64(C.STATE_CHANNEL), group, value
-    return [records, seeds] if value is not None else [records]
-
-
-def stored_total() -> bytes:
-    state = State()
-    run(operator(), [frame([("a", 10), ("b", 1)])], state)
-    return state.value[0]
-
-
-def test_state_comes_before_the_records_of_its_micro_batch() -> None:
-    state = State()
-    assert run(seeded(), with_state(stored_total(), [("a", 5), ("c", 1)]), state) == [
-        ("a", 15, 2),
-        ("c", 1, 1),
-    ]
-    # From then on it is state like any other.
-    assert run(seeded(), with_state(None, [("b", 1)]), state) == [("b", 2, 2)]
-
-
-def test_state_without_records_is_installed_as_it_is() -> None:
-    state = State()
-    only = with_state(stored_total(), [])[1:]
-    assert list(seeded()((7,), only, state)) == []
-    assert state.value == (stored_total(),)
-
-
-@pytest.mark.parametrize(
-    "frames,says",
-    [
-        (lambda v: with_state(v, []) + with_state(v, [])[1:], "key group 5 got its state twice"),
-        (lambda v: with_state(v, [], group=6), "key group 5 got the state of 6"),
-        (lambda v: with_state(v[:-3], []), r"total.* is torn"),
-        (
-            lambda v: with_state(encode_states("other", [LAYOUT], {"s": ENTRIES}), []),
-            "belongs to operator 'other'",
-        ),
-        (lambda v: with_state(encode_states("totals", [LAYOUT], {"s": ENTRIES}), []), "no longer declared"),
-    ],
-)
-def test_state_that_does_not_belong_stops_the_job(frames, says) -> None:
-    with pytest.raises(OperatorFailed, match=says):
-        list(seeded()((7,), frames(stored_total()), State()))
-
-
-def test_state_is_installed_once_per_lineage() -> None:
-    state = State()
-    run(seeded(), with_state(stored_total(), [("a", 1)]), state)
-    with pytest.raises(OperatorFailed, match="got its state twice"):
-        run(seeded(), with_state(stored_total(), [("a", 1)]), state)
-
-
-def test_a_state_value_says_whose_it_is_and_what_it_holds() -> None:
-    found = describe_state(encode_states("op", [LAYOUT], {"s": ENTRIES}))
-    assert (found.owner, list(found.types)) == ("op", ["s"])
-    assert "value_0 int64" in found.types["s"]
-    with pytest.raises(StateCodecError):
-        describe_state(b"FSKS")
-    assert decode_states("op", [LAYOUT], encode_states("op", [LAYOUT], {"s": ENTRIES})) == {"s": ENTRIES}
 
 
 # -- another number of shuffle partitions -----------------------------------------------------------

@@ -1,0 +1,165 @@
+"""Functions without state over single rows, as mapInArrow runs them: map, flat_map, filter.
+
+Control columns that stand beside a row (channel, sequence, time) go along with what is made of it, so a
+record's place in its channel stays what it was. The objects here are pickled into the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.functions import RichFunction
+from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
+from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
+from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
+from flinkish_spark.runtime.worker_gc import freeze_modules
+
+
+class StatelessContext:
+    """What `open` of a function without state is given."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+        self.max_parallelism = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("get_"):
+            raise RuntimeError(
+                f"'{self.uid}' asks for state ({name}), which only functions on a keyed stream have; "
+                "call key_by() first"
+            )
+        raise AttributeError(name)
+
+
+@dataclass(frozen=True)
+class RowFunction:
+    """A function over one row, and what it is called in errors.
+
+    Parameters
+    ----------
+    name
+        Of the operator, or of what it does.
+    call
+        From a record to what comes of it.
+    rich
+        Opened once per worker, if it wants to be.
+    origins
+        Where records come from.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+    rich: RichFunction | None = None
+    origins: Origins = field(default_factory=Origins)
+
+    def open(self) -> None:
+        """Open it in a worker."""
+        if self.rich is not None:
+            self.rich.open(StatelessContext(self.name))
+
+    def blamed(self, batch: pa.RecordBatch, at: int, error: Exception, says: str = "") -> OperatorFailed:
+        """Return the error that stops the job, with the record's place if it has one."""
+        places: dict[str, Any] = {}
+        if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
+            channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
+            places = self.origins.describe(channel, sequence)
+        facts = {"uid": self.name, **places, "error": says or f"{type(error).__name__}: {error}"}
+        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
+
+
+def _reader(batch: pa.RecordBatch) -> RowReader:
+    names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
+    return RowReader(names, names, ())
+
+
+@dataclass(frozen=True)
+class FilterRows:
+    """Keeps the rows for which a function says so."""
+
+    function: RowFunction
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, for mapInArrow."""
+        self.function.open()
+        freeze_modules()
+        for batch in batches:
+            kept = np.zeros(batch.num_rows, dtype=bool)
+            at = -1
+            try:
+                for at, record in enumerate(_reader(batch).read(batch)[1]):
+                    kept[at] = bool(self.function.call(record))
+            except Exception as error:
+                raise self.function.blamed(batch, max(at, 0), error) from error
+            yield batch.filter(pa.array(kept))
+
+
+@dataclass(frozen=True)
+class ExpandRows:
+    """Makes rows of each row: one, none or several.
+
+    Parameters
+    ----------
+    output
+        Fields of the rows that are made.
+    carried
+        Control columns that go along.
+    """
+
+    function: RowFunction
+    output: T.StructType
+    carried: tuple[T.StructField, ...]
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        return T.StructType([*self.output, *self.carried])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, for mapInArrow."""
+        self.function.open()
+        freeze_modules()
+        writer, schema = RowWriter(arrow_schema(self.output)), arrow_schema(self.columns)
+        for batch in batches:
+            rows, of_row = self._made(batch)
+            try:
+                arrays = writer.write(rows)
+            except OutputError as error:
+                at = int(of_row[error.row]) if error.row is not None else 0
+                raise self.function.blamed(batch, at, error, f"the function {error}") from error
+            taken = pa.array(of_row)
+            carried = [batch.column(one.name).take(taken) for one in self.carried]
+            names = schema.names
+            yield as_schema(pa.RecordBatch.from_arrays([*arrays, *carried], names=names), schema)
+
+    def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
+        """Return what is made, and of which row each is."""
+        made: list[Any] = []
+        counts = np.zeros(batch.num_rows, dtype=np.int64)
+        at = -1
+        try:
+            for at, record in enumerate(_reader(batch).read(batch)[1]):
+                before = len(made)
+                made.extend(self.function.call(record) or ())
+                counts[at] = len(made) - before
+        except Exception as error:
+            raise self.function.blamed(batch, max(at, 0), error) from error
+        return made, np.repeat(np.arange(batch.num_rows), counts)
+
+
+@dataclass(frozen=True)
+class One:
+    """Makes a function that returns one row one that returns rows; travels in the plan."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: Any) -> tuple[Any]:
+        """Call it."""
+        return (self.function(record),)
