@@ -300,6 +300,21 @@ class GroupState:
         return pack_frame(sections)
 
 
+def stored_table(value: bytes | memoryview, state: str) -> pa.RecordBatch | None:
+    """Return the stored rows of a state as they are, without a declaration; for values without a base.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    """
+    payload = unpack_frame(value).get(_STATE + state)
+    if payload is None:
+        return None
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        return reader.read_next_batch()
+
+
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """What a key group's value says about itself: whose it is, and the stored types of each state."""

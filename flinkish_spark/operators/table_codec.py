@@ -31,6 +31,8 @@ from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateD
 from flinkish_spark.state.descriptors import is_list_of_fields
 
 HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
+#: Metadata of a value's column: its field's name.
+NAME = "name"
 _WINDOW = ("from", "to")
 
 Convert = Callable[[Any], Any]
@@ -94,6 +96,8 @@ class TableLayout:
         Whether entries have the time of their last touch.
     decode
         From what Arrow makes of a value to what the state holds; None where that is the same.
+    value_names
+        What readers call the values; stored beside their types, and never compared.
     """
 
     name: str
@@ -102,6 +106,7 @@ class TableLayout:
     form: SlotForm = SlotForm.KEY
     expires: bool = False
     decode: Convert | None = None
+    value_names: tuple[str, ...] = ()
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -110,7 +115,11 @@ class TableLayout:
         fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
         fields += [pa.field(name, pa.int64()) for name in self.form.value]
         fields += [pa.field(TOUCHED, pa.int64())] if self.expires else []
-        fields += [pa.field(f"value_{i}", kind) for i, kind in enumerate(self.values)]
+        names = self.value_names or ("value",) * len(self.values)
+        fields += [
+            pa.field(f"value_{i}", kind, metadata={NAME: name})
+            for i, (kind, name) in enumerate(zip(self.values, names, strict=True))
+        ]
         return pa.schema([*fields, pa.field(ALIVE, pa.bool_())])
 
     @cached_property
@@ -126,7 +135,8 @@ def layout_of(
     """Return how a declared state is stored."""
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
-    kinds = [field.dataType for field in stored] if _has_several_fields(stored) else [stored]
+    several = _has_several_fields(stored)
+    kinds = [field.dataType for field in stored] if several else [stored]
     return TableLayout(
         descriptor.name,
         tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
@@ -134,6 +144,7 @@ def layout_of(
         form,
         descriptor.ttl is not None,
         _decoder(descriptor),
+        tuple(stored.names) if several else (),
     )
 
 

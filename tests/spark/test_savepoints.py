@@ -238,14 +238,14 @@ def test_the_layout_of_a_plan_has_sparks_order(spark, job_dir, tmp_path) -> None
     ] * 2
 
 
-def operators_of(node) -> list[tuple[int, str]]:
-    """Spark's number of each keyed operator of an executed plan, and its last output field."""
+def operators_of(node, above=None) -> list[tuple[int, str]]:
+    """Spark's number of each keyed operator of an executed plan, and the last field of what unpacks it."""
     found = []
     if node.getClass().getSimpleName() == "FlatMapGroupsInPandasWithStateExec":
-        found.append((node.stateInfo().get().operatorId(), node.outAttributes().last().name()))
+        found.append((node.stateInfo().get().operatorId(), above.output().last().name()))
     children = node.children()
     for index in range(children.size()):
-        found += operators_of(children.apply(index))
+        found += operators_of(children.apply(index), node)
     return found
 
 
