@@ -103,6 +103,7 @@ def plan_keyed(
         outputs=outputs,
         side_names=tuple(side.tag.name for side in sides),
         is_behind_operator=given.source is None,
+        with_times=C.TIME in transport.schema.names,
     )
     spec = KeyedOperatorSpec(
         uid=node.uid,
@@ -118,7 +119,7 @@ def plan_keyed(
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    unpacker = BlockUnpacker(outputs)
+    unpacker = BlockUnpacker(outputs, shape.with_times)
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
         named_operator(frame, node.uid),
@@ -184,8 +185,11 @@ def _seeded(rows: DataFrame, seed: DataFrame, uid: str, routing: Routing) -> Dat
 def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> _Transport:
     key_fields = _key_fields(node, given.frames[0], keys)
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
-    columns = [F.xxhash64(*keys).alias(C.KEY_HASH), F.col(C.CHANNEL), F.col(C.SEQUENCE)]
-    fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE)]
+    # The event time travels along if the stream has one.
+    times = [C.TIME] if C.TIME in given.frames[0].columns else []
+    control = [C.CHANNEL, C.SEQUENCE, *times]
+    columns = [F.xxhash64(*keys).alias(C.KEY_HASH), *map(F.col, control)]
+    fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
     for field in given.schema:
         columns.append(F.col(C.quoted(field.name)).alias(names[field.name]))
         fields.append(T.StructField(names[field.name], field.dataType))

@@ -108,8 +108,9 @@ class TaggedStream:
             F.col(C.quoted(column)).alias(name)
             for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
         ]
+        times = [C.TIME] if C.TIME in self.frame.columns else []
         is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
-        return self.frame.where(is_own).select(*C.CONTROL, *columns)
+        return self.frame.where(is_own).select(*C.CONTROL, *times, *columns)
 
 
 PlannedStream = RecordStream | TaggedStream
@@ -332,7 +333,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     stream = Planner(spark, "/nonexistent/no-control", partitions, graph=graph).stream(node, chain)
     if isinstance(stream, RecordStream):
         return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
-    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL)
+    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
         frame = function(frame)
     return frame

@@ -91,6 +91,54 @@ def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
+class TimeReport:
+    """Who reports event times to the driver, and the route that its rows take.
+
+    Parameters
+    ----------
+    reporter
+        Its number in the plan.
+    route
+        Of a partition's barrier: what arrives there is passed on.
+    """
+
+    reporter: int
+    route: int
+
+
+class _TimesSeen:
+    """The latest event time of each channel in a task, and how many records came with one."""
+
+    def __init__(self) -> None:
+        self.latest_ms: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+
+    def note(self, records: pa.RecordBatch) -> None:
+        """Look at records; those without a time say nothing."""
+        times = records.column(C.TIME)
+        timed = records.filter(times.is_valid()) if times.null_count else records
+        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(C.TIME).to_numpy()
+        for channel in np.unique(channels).tolist():
+            own = ms[channels == channel]
+            self.latest_ms[channel] = max(int(own.max()), self.latest_ms.get(channel, int(own[0])))
+            self._counts[channel] = self._counts.get(channel, 0) + len(own)
+
+    def rows(self, report: TimeReport) -> pa.RecordBatch:
+        """Return a report per channel: the latest time, and the number of records."""
+        channels = list(self.latest_ms)
+        count = len(channels)
+        columns = [
+            pa.array([report.route] * count, pa.int32()),
+            pa.array([C.FIRST_REPORT + report.reporter] * count, pa.int32()),
+            pa.array(list(self.latest_ms.values()), pa.int64()),
+            pa.array(channels, pa.int64()),
+            pa.array([self._counts[channel] for channel in channels], pa.int64()),
+            pa.array([b""] * count, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+
+
+@dataclass(frozen=True)
 class BlockPacker:
     """Called by mapInArrow, once per task: rows with a route in, blocks and control rows out.
 
@@ -100,17 +148,21 @@ class BlockPacker:
     ----------
     schema
         Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
+    report
+        Who says on each channel how far event time has come, and by which route; None where nobody does.
     rows
         How many rows are held at most before they are packed, give or take one of Spark's batches.
     """
 
     schema: pa.Schema
+    report: TimeReport | None = None
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack."""
         held: list[pa.RecordBatch] = []
         count = 0
+        seen = _TimesSeen()
         for batch in batches:
             records, control = self._apart(batch)
             if control is not None:
@@ -118,11 +170,15 @@ class BlockPacker:
             if records.num_rows:
                 held.append(records)
                 count += records.num_rows
+                if self.report is not None:
+                    seen.note(records)
             if count >= self.rows:
                 yield packed(held, self.schema)
                 held, count = [], 0
         if held:
             yield packed(held, self.schema)
+        if self.report is not None and seen.latest_ms:
+            yield seen.rows(self.report)
 
     @staticmethod
     def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:

@@ -27,6 +27,7 @@ from flinkish_spark.runtime.row_blocks import (
     PACKED,
     BlockPacker,
     BlockUnpacker,
+    TimeReport,
     arrow_schema,
 )
 
@@ -396,6 +397,49 @@ def test_a_packer_tells_records_from_control_rows():
     assert barriers.column(C.CHECKPOINT).to_pylist() == [9]
     (row,) = packed.to_pylist()
     assert (row[C.ROUTE], row[C.KIND]) == (7, 0)
+
+
+def test_a_packer_reports_the_latest_time_of_each_channel():
+    timed = T.StructType([*INPUT.fields, T.StructField(C.TIME, T.LongType())])
+    packer = BlockPacker(arrow_schema(timed), TimeReport(2, 77))
+
+    def batch(channel, times):
+        rows = records([("a", 1)] * len(times), channel)
+        return rows.append_column(C.TIME, pa.array(times, pa.int64()))
+
+    out = list(packer(iter([batch(0, [5, None, 3]), batch(1, [9]), batch(0, [4, 4])])))
+    reports = out[-1].select([C.ROUTE, *C.CONTROL]).to_pylist()
+    assert [tuple(row.values()) for row in reports] == [(77, 18, 5, 0, 4), (77, 18, 9, 1, 1)]
+    assert [row[C.KIND] for one in out[:-1] for row in one.to_pylist()] == [0]
+    assert len(list(packer(iter([])))) == 0
+    assert len(list(packer(iter([batch(0, [None])])))) == 1, "no time, no report"
+
+
+class AtItsTime(KeyedProcessFunction):
+    def process_element(self, value, ctx):
+        if value.amount:
+            ctx.timer_service().register_processing_time_timer(0)
+        yield value.user, ctx.timestamp(), None
+
+    def on_timer(self, time_ms, ctx):
+        yield ctx.get_current_key(), time_ms, -1
+
+
+def test_rows_go_out_with_their_times():
+    op = operator(AtItsTime())
+    timed = T.StructType([*INPUT.fields, T.StructField(C.TIME, T.LongType())])
+    shape = replace(op.spec.shape, with_times=True)
+    op.spec = replace(op.spec, input_schema=arrow_schema(timed), shape=shape)
+    rows = records([("a", 1), ("b", 0)]).append_column(C.TIME, pa.array([1000, None], pa.int64()))
+    (packed,) = BlockPacker(arrow_schema(timed))(iter([rows]))
+    unpacker = BlockUnpacker(shape.outputs, with_times=True)
+    out = op((7,), [packed.to_pandas(), control(C.Kind.WAKE)], State())
+    batches = [pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED)) for f in out]
+    found = [row for one in unpacker(iter(batches)) for row in one.to_pylist()]
+    assert [(r[C.TIME], r["user"], r["total"]) for r in found if not r[C.KIND]] == [
+        (1000, "a", 1000),
+        (None, "b", None),
+    ]
 
 
 def test_packed_rows_keep_their_order_whatever_their_routes():
