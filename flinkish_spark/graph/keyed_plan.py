@@ -66,11 +66,14 @@ class KeyedPlan:
         Of its key, as Spark writes them.
     outputs
         Columns of `frame` with the fields of each output, the main one first.
+    schema
+        Fields of the main output.
     """
 
     frame: DataFrame
     key_types: tuple[str, ...]
     outputs: tuple[tuple[str, ...], ...]
+    schema: T.StructType
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def plan_keyed(
     rows = _routed(given, transport, routing)
     if given.seed is not None:
         rows = _seeded(rows, given.seed, node.uid, routing)
-    outputs = (node.output, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
+    main = given.schema if node.output is None else node.output
+    outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
     shape = RowShape(
         fields=tuple(given.schema.names),
         field_columns=transport.field_names,
@@ -108,7 +112,7 @@ def plan_keyed(
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
-        operator=_operator(node.function),
+        operator=_operator(node, given.schema, has_times=shape.with_times),
         input_schema=arrow_schema(transport.schema),
         shape=shape,
         upstream_channels=given.channels,
@@ -125,6 +129,7 @@ def plan_keyed(
         named_operator(frame, node.uid),
         tuple(kind.simpleString() for kind in transport.key_types),
         tuple(tuple(fields.names) for fields in outputs),
+        main,
     )
 
 
@@ -135,11 +140,21 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
     )
 
 
-def _operator(function: object) -> KeyedStreamOperator | VectorizedProcessFunction:
+def _operator(
+    node: KeyedNode, schema: T.StructType, *, has_times: bool
+) -> KeyedStreamOperator | VectorizedProcessFunction:
+    function = node.function
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
-    assert isinstance(function, KeyedStreamOperator | VectorizedProcessFunction)
-    return function
+    if isinstance(function, VectorizedProcessFunction):
+        return function
+    if function.needs_event_time and not has_times:
+        raise GraphError(
+            f"operator '{node.uid}' goes by event time, and its stream has no timestamps",
+            what_to_do="call assign_timestamps_and_watermarks() before key_by()",
+            uid=node.uid,
+        )
+    return function.create(schema)
 
 
 def _routed(given: KeyedInput, transport: _Transport, routing: Routing) -> DataFrame:

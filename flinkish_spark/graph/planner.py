@@ -254,7 +254,7 @@ class Planner:
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
-        return TaggedStream(planned.frame, node.output, channels, outputs=outputs)
+        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
 
     def _plan_source(self, node: SourceNode, chain: Chain) -> RecordStream:
         origins = Origins(node.source.topics)

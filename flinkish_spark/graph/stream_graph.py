@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from flinkish_spark.functions import KeyedProcessFunction
+    from flinkish_spark.graph.operator_factories import OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
-    from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
     from flinkish_spark.sinks.base import Sink
     from flinkish_spark.sources.base import Source
 
-    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | KeyedStreamOperator
+    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | OperatorFactory
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +41,21 @@ class TransformNode:
 
 @dataclass(frozen=True, eq=False)
 class KeyedNode:
-    """A keyed process function over `parent`."""
+    """A keyed function over `parent`.
+
+    Parameters
+    ----------
+    function
+        What runs, or what makes it once the fields of its input are known.
+    output
+        Fields of what is emitted; None where these are the fields of the input.
+    """
 
     uid: str
     parent: StreamNode
     keys: tuple[str | Column, ...]
     function: KeyedFunction
-    output: T.StructType
+    output: T.StructType | None
     max_parallelism: int
 
 

@@ -135,8 +135,8 @@ def layout_of(
     """Return how a declared state is stored."""
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
-    several = _has_several_fields(stored)
-    kinds = [field.dataType for field in stored] if several else [stored]
+    fields = stored.fields if _has_several_fields(stored) else []
+    kinds = [field.dataType for field in fields] or [stored]
     return TableLayout(
         descriptor.name,
         tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
@@ -144,7 +144,7 @@ def layout_of(
         form,
         descriptor.ttl is not None,
         _decoder(descriptor),
-        tuple(stored.names) if several else (),
+        tuple(field.name for field in fields),
     )
 
 

@@ -11,7 +11,8 @@ import re
 
 from pyspark.sql import types as T
 
-_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:])")
+_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:]|`(?:[^`]|``)+`)")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ATOMIC: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),
     "tinyint": T.ByteType(),
@@ -64,6 +65,8 @@ class _Parser:
         found = []
         while True:
             name = self.take()
+            if name.startswith("`"):
+                name = name[1:-1].replace("``", "`")
             if separator:
                 self.take(separator)
             elif self.peek() == ":":
@@ -109,6 +112,34 @@ class _Parser:
 
     def is_at_end(self) -> bool:
         return self._at == len(self._tokens)
+
+
+def ddl_of(kind: T.DataType) -> str:
+    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of fields.
+
+    Examples
+    --------
+    >>> text = ddl_of(parse_ddl("`first name` STRING, tags ARRAY<STRUCT<a: INT>>"))
+    >>> text
+    '`first name` string, tags array<struct<a:int>>'
+    """
+    if isinstance(kind, T.StructType):
+        return ", ".join(f"{_name(field.name)} {_type_text(field.dataType)}" for field in kind)
+    return _type_text(kind)
+
+
+def _type_text(kind: T.DataType) -> str:
+    if isinstance(kind, T.StructType):
+        return f"struct<{','.join(f'{_name(f.name)}:{_type_text(f.dataType)}' for f in kind)}>"
+    if isinstance(kind, T.ArrayType):
+        return f"array<{_type_text(kind.elementType)}>"
+    if isinstance(kind, T.MapType):
+        return f"map<{_type_text(kind.keyType)},{_type_text(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _name(text: str) -> str:
+    return text if _PLAIN_NAME.fullmatch(text) else "`" + text.replace("`", "``") + "`"
 
 
 def parse_ddl(text: str) -> T.DataType:

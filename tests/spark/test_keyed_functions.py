@@ -1,0 +1,167 @@
+"""Keyed functions in a running job: side outputs, hints, columns, windows of counts; exact types."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flinkish_spark import (
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    MemorySink,
+    OutputTag,
+    ValueStateDescriptor,
+    VectorizedProcessFunction,
+)
+from flinkish_spark.operators.vectorized import count_by_key, sum_by_key
+from tests.support import await_that, environment, rows
+
+pytestmark = pytest.mark.timeout(600)
+SCHEMA = (
+    "user STRING, amount LONG, price DECIMAL(12, 3), at TIMESTAMP, day DATE, share DOUBLE, "
+    "tags ARRAY<STRING>, attributes MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY, flag BOOLEAN"
+)
+BIG = OutputTag("big", "who STRING, amount LONG")
+AT = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
+
+
+class Echo(KeyedProcessFunction):
+    """Emits what it got, so that a round trip shows what is lost on the way; NaN where `flag` says so."""
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value._replace(share=math.nan) if value.flag else value
+
+
+class Remembers(KeyedProcessFunction):
+    """Three kinds of state, and a side output for amounts from 5 on."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+        self.seen = context.get_list_state(ListStateDescriptor("seen", "LONG"))
+        self.by_tag = context.get_map_state(MapStateDescriptor("by_tag", "STRING", "LONG"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.total.update(self.total.value() + value.amount)
+        self.seen.add(value.amount)
+        for tag in value.tags or ():
+            self.by_tag[tag] = self.by_tag.get(tag, 0) + 1
+        if value.amount >= 5:
+            ctx.output(BIG, (value.user, value.amount))
+        yield value.user, self.total.value(), list(self.seen), dict(self.by_tag.items())
+
+
+@dataclasses.dataclass
+class Half:
+    user: str | None
+    amount: float
+
+
+class Sums(VectorizedProcessFunction):
+    def open(self, context: Any) -> None:
+        context.get_state(ValueStateDescriptor("total", "total LONG, n LONG"))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> Iterator[pa.RecordBatch]:
+        total, index = ctx.state("total"), ctx.index
+        sums = total.numbers(0) + sum_by_key(index, batch.column("amount").to_numpy())
+        counts = total.numbers(1) + count_by_key(index)
+        total.put([sums, counts])
+        columns = [*index.keys, pa.array(sums), pa.array(counts)]
+        yield pa.RecordBatch.from_arrays(columns, names=["user", "total", "n"])
+
+
+def feed(folder: Any, name: str, records: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f".{name}").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / f".{name}").rename(folder / f"{name}.json")
+
+
+def memory(tmp_path: Any, name: str) -> MemorySink:
+    return MemorySink(f"{tmp_path}/{name}")
+
+
+def test_a_job_of_many_functions_over_two_micro_batches(spark: Any, tmp_path: Any) -> None:
+    feed(tmp_path / "in", "0", [{"user": u, "amount": a, "tags": t} for u, a, t in FIRST])
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+    stream = env.from_dataframe(spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")), uid="files")
+    known = stream.filter(lambda record: record.user is not None)
+    remembered = known.key_by("user").process(
+        Remembers(),
+        output="user STRING, total LONG, seen ARRAY<LONG>, by_tag MAP<STRING, LONG>",
+        uid="remembers",
+    )
+    sinks = {name: memory(tmp_path, name) for name in ("main", "big", "halves", "sums", "pairs")}
+    remembered.sink_to(sinks["main"], uid="main")
+    remembered.get_side_output(BIG).sink_to(sinks["big"], uid="big")
+
+    def halved(record: Any) -> Half:
+        return Half(record.user, record.amount / 2)
+
+    stream.map(halved).sink_to(sinks["halves"], uid="halves")
+    summed = stream.key_by("user").process(Sums(), output="user STRING, total LONG, n LONG", uid="sums")
+    summed.sink_to(sinks["sums"], uid="sums-out")
+    pairs = known.transform(lambda df: df.select("user", "amount")).key_by("user").count_window(2)
+    added = pairs.reduce(lambda a, b: (a.user, a.amount + b.amount), uid="pairs")
+    added.sink_to(sinks["pairs"], uid="pairs-out")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "halves") == len(FIRST), client)
+    feed(tmp_path / "in", "1", [{"user": u, "amount": a, "tags": t} for u, a, t in SECOND])
+    await_that(lambda: rows(client, "halves") == len(FIRST + SECOND), client)
+    client.stop_with_checkpoint()
+    client.wait()
+
+    found = {name: [tuple(row) for row in sink.rows()] for name, sink in sinks.items()}
+    of_ann = [row[1:] for row in found["main"] if row[0] == "ann"]
+    assert of_ann == [
+        (1, [1], {"a": 1}),
+        (7, [1, 6], {"a": 2, "b": 1}),
+        (17, [1, 6, 10], {"a": 2, "b": 1}),
+    ]
+    assert sorted(found["big"]) == [("ann", 6), ("ann", 10), ("ben", 5)]
+    assert sorted(found["halves"], key=str) == sorted(((u, a / 2) for u, a, _ in FIRST + SECOND), key=str)
+    totals = {user: (total, n) for user, total, n in found["sums"]}
+    assert totals == {"ann": (17, 3), "ben": (9, 2), None: (8, 2)}
+    assert sorted(found["pairs"]) == [("ann", 7), ("ben", 9)]
+
+
+FIRST = [("ann", 1, ["a"]), ("ben", 4, None), ("ann", 6, ["a", "b"]), (None, 7, [])]
+SECOND = [("ben", 5, None), ("ann", 10, None), (None, 1, ["z"])]
+
+
+def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any) -> None:
+    """In a session whose zone is not UTC, in the hour that its clocks skip."""
+    full = {
+        "user": "ann", "amount": 2**62 + 1, "price": 123456789.125, "at": AT.isoformat(), "day": "2026-03-29",
+        "share": 0.1, "tags": ["x", None], "attributes": {"k": 1, "n": None}, "place": {"x": 1, "y": None},
+        "raw": "AAEC", "flag": False,
+    }  # fmt: skip
+    feed(tmp_path / "in", "0", [full, {"user": None}, {"user": "nan", "flag": True}])
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    env = environment(session, tmp_path / "job", trigger_interval_ms=100)
+    stream = env.from_dataframe(session.readStream.schema(SCHEMA).json(str(tmp_path / "in")), uid="files")
+    sink = memory(tmp_path, "echo")
+    echoed = stream.key_by("user", "day", "price").process(Echo(), output=SCHEMA, uid="echo")
+    echoed.sink_to(sink, uid="out")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "out") == 3, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    by_user = {row["user"]: row for row in sink.rows()}
+    ann = by_user["ann"].asDict(recursive=True)
+    assert ann == {
+        "user": "ann", "amount": 2**62 + 1, "price": decimal.Decimal("123456789.125"), "at": ann["at"],
+        "day": datetime.date(2026, 3, 29), "share": 0.1, "tags": ["x", None],
+        "attributes": {"k": 1, "n": None}, "place": {"x": 1, "y": None}, "raw": bytearray(b"\x00\x01\x02"), "flag": False,
+    }  # fmt: skip
+    assert ann["at"].astimezone(datetime.UTC) == AT
+    assert set(by_user[None].asDict().values()) == {None}
+    assert math.isnan(by_user["nan"]["share"]) and by_user["nan"]["amount"] is None
