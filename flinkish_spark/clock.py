@@ -27,6 +27,11 @@ class Clock(Protocol):
         """Wait until `event` is set, at most `timeout_ms`; return whether it is."""
 
 
+def wall_ms() -> int:
+    """Return the wall clock in milliseconds since 1970, for workers that are no part of a job."""
+    return SystemClock().wall_ms()
+
+
 class SystemClock:
     """The machine's clocks."""
 

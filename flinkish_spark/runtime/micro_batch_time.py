@@ -8,12 +8,12 @@ sees it again when the micro-batch is run again, on whatever machine.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
 
+from flinkish_spark.clock import wall_ms
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.runtime.spark_log import OFFSET_KEY, OFFSETS
@@ -41,7 +41,7 @@ def progress_of_task() -> Progress:
     folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
     batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)
     if folder is None or batch is None:
-        return Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, time.time_ns() // 1_000_000)
+        return Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, wall_ms())
     return progress_of(Path(folder), int(batch))
 
 

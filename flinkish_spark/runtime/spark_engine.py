@@ -25,6 +25,7 @@ from flinkish_spark.runtime.engine import (
     StagingContext,
 )
 from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
+from flinkish_spark.runtime.micro_batch_time import CHECKPOINT_PROPERTY
 from flinkish_spark.runtime.ownership import JobLock, Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.preflight import check_before_start, record_job
@@ -194,16 +195,21 @@ class SparkPlan:
     def _start(
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
-        settings = self._settings
-        with query_conf(self._spark, self._shuffle_partitions):
-            query = start_query(
-                self._spark,
-                self._planned,
-                write,
-                name=settings.name,
-                checkpoint_location=str(log.location),
-                trigger=trigger,
-            )
+        settings, context = self._settings, self._spark.sparkContext
+        # The query's thread takes over what is set here, and hands it to every task.
+        context.setLocalProperty(CHECKPOINT_PROPERTY, str(log.location))
+        try:
+            with query_conf(self._spark, self._shuffle_partitions):
+                query = start_query(
+                    self._spark,
+                    self._planned,
+                    write,
+                    name=settings.name,
+                    checkpoint_location=str(log.location),
+                    trigger=trigger,
+                )
+        finally:
+            context.setLocalProperty(CHECKPOINT_PROPERTY, None)  # type: ignore[arg-type]
         return SparkQuery(query, settings, self._dropped)
 
 

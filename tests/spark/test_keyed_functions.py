@@ -136,6 +136,34 @@ FIRST = [("ann", 1, ["a"]), ("ben", 4, None), ("ann", 6, ["a", "b"]), (None, 7, 
 SECOND = [("ben", 5, None), ("ann", 10, None), (None, 1, ["z"])]
 
 
+class Now(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value.user, ctx.timer_service().current_processing_time()
+
+
+def test_processing_time_is_that_of_sparks_log(spark: Any, tmp_path: Any) -> None:
+    """So it is the same in every task, and again when a micro-batch is run again."""
+    users = [{"user": f"u{n}"} for n in range(20)]
+    feed(tmp_path / "in", "0", users)
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+    stream = env.from_dataframe(
+        spark.readStream.schema("user STRING").json(str(tmp_path / "in")), uid="files"
+    )
+    sink = memory(tmp_path, "now")
+    stream.key_by("user").process(Now(), output="user STRING, now LONG", uid="now").sink_to(sink, uid="out")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "out") == 20, client)
+    feed(tmp_path / "in", "1", users)
+    await_that(lambda: rows(client, "out") == 40, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    (folder,) = (tmp_path / "job" / "spark").glob("*/offsets")
+    entries = [entry.read_text().split("\n")[1] for entry in folder.iterdir() if entry.name.isdecimal()]
+    logged = {json.loads(entry)["batchTimestampMs"] for entry in entries}
+    seen = [row["now"] for row in sink.rows()]
+    assert len(set(seen)) == 2 and set(seen) < logged
+
+
 def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any) -> None:
     """In a session whose zone is not UTC, in the hour that its clocks skip."""
     full = {
