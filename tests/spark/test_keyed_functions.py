@@ -28,7 +28,8 @@ from tests.support import await_that, environment, rows
 pytestmark = pytest.mark.timeout(600)
 SCHEMA = (
     "user STRING, amount LONG, price DECIMAL(12, 3), at TIMESTAMP, day DATE, share DOUBLE, "
-    "tags ARRAY<STRING>, attributes MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY, flag BOOLEAN"
+    "tags ARRAY<STRING>, attributes MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY, "
+    "flag BOOLEAN"
 )
 BIG = OutputTag("big", "who STRING, amount LONG")
 AT = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
@@ -188,7 +189,8 @@ def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any
     assert ann == {
         "user": "ann", "amount": 2**62 + 1, "price": decimal.Decimal("123456789.125"), "at": ann["at"],
         "day": datetime.date(2026, 3, 29), "share": 0.1, "tags": ["x", None],
-        "attributes": {"k": 1, "n": None}, "place": {"x": 1, "y": None}, "raw": bytearray(b"\x00\x01\x02"), "flag": False,
+        "attributes": {"k": 1, "n": None}, "place": {"x": 1, "y": None}, "flag": False,
+        "raw": bytearray(b"\x00\x01\x02"),
     }  # fmt: skip
     assert ann["at"].astimezone(datetime.UTC) == AT
     assert set(by_user[None].asDict().values()) == {None}
