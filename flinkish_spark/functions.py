@@ -51,6 +51,9 @@ class RuntimeContext(Protocol):
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
         """Return the aggregating state of that name."""
 
+    def drop_state(self, name: str) -> None:
+        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
+
 
 class TimerService(Protocol):
     """Times, and timers of the current key. Times are milliseconds since 1970."""

@@ -23,6 +23,7 @@ from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.state_evolution import StateMismatch, evolved, types_text
 from flinkish_spark.operators.table_codec import (
     ALIVE,
     HASH,
@@ -111,6 +112,7 @@ class GroupLayout:
     uid: str
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
+    dropped: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -123,6 +125,7 @@ class GroupLayout:
                 for name, descriptor in states.descriptors.items()
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
+            frozenset(states.dropped),
         )
 
     @property
@@ -130,10 +133,6 @@ class GroupLayout:
         """Layouts by the name of their section."""
         states = {_STATE + name: layout for name, layout in self.states.items()}
         return states | {_TIMERS + domain.value: layout for domain, layout in self.timers.items()}
-
-
-class StateMismatch(ValueError):
-    """What is stored is another operator's, or of another declaration."""
 
 
 class GroupState:
@@ -166,10 +165,12 @@ class GroupState:
         self._registered = {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain}
         base: Frame = {} if self.base is None else unpack_frame(bases.read(self.base))
         sections = layout.sections
-        unknown = sorted((delta.keys() | base.keys()) - sections.keys() - {_OWNER})
+        known = sections.keys() | {_OWNER} | {_STATE + name for name in layout.dropped}
+        unknown = sorted((delta.keys() | base.keys()) - known)
         if unknown:
             raise StateMismatch(
-                f"the stored {unknown[0].partition('/')[2]!r} is no longer declared by the function"
+                f"the stored {unknown[0].partition('/')[2]!r} is no longer declared by the function; "
+                "declare it, or give it up with context.drop_state(...)"
             )
         self._tables = {
             name: LayeredTable(table, _read(table, base.get(name)), _read(table, delta.get(name)))
@@ -337,7 +338,7 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
     for name, payload in sections.items():
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             if name.startswith(_STATE):
-                types[name.removeprefix(_STATE)] = _types(reader.schema)
+                types[name.removeprefix(_STATE)] = types_text(reader.schema)
             reader.read_all()
     return StoredGroup(str(owner.get("uid", "")), types)
 
@@ -353,14 +354,4 @@ def _read(layout: TableLayout, payload: memoryview | None) -> pa.RecordBatch | N
     if payload is None:
         return None
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        if not reader.schema.equals(layout.schema):
-            raise StateMismatch(
-                f"state {layout.name!r} is stored as {_types(reader.schema)} "
-                f"but declared as {_types(layout.schema)}"
-            )
-        return reader.read_next_batch()
-
-
-def _types(schema: pa.Schema) -> str:
-    own = [field for field in schema if field.name.startswith(("key_", "value_"))]
-    return ", ".join(f"{field.name} {field.type}" for field in own)
+        return evolved(layout, reader.read_next_batch())

@@ -44,6 +44,8 @@ class KeyedStates:
         self.descriptors: dict[str, StateDescriptor] = {}
         #: Whose slots have a namespace: states of windows.
         self.namespaced: set[str] = set()
+        #: States that were stored once and are given up.
+        self.dropped: set[str] = set()
         self.tables: dict[str, StateTable] = {}
         self._states: dict[str, Any] = {}
 
@@ -78,6 +80,10 @@ class KeyedStates:
             descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate)
         )
         return state
+
+    def drop_state(self, name: str) -> None:
+        """Give up what is stored of a state that is not declared any more."""
+        self.dropped.add(name)
 
     def per_namespace(self, name: str) -> None:
         """Keep a state per key and namespace; said by operators with windows, when they are opened."""

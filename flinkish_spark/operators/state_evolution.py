@@ -1,0 +1,118 @@
+"""State that was stored with another declaration: what may change, and how its entries become the new ones.
+
+Allowed is what loses nothing by itself and what a program says on purpose: fields that are new (null in what
+is stored), fields that are gone, and types that are wider. Fields are found by their names, at any depth.
+Keys, windows and times never change.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from flinkish_spark.operators.table_codec import NAME, TOUCHED, TableLayout
+
+
+class StateMismatch(ValueError):
+    """What is stored is another operator's, or of a declaration that cannot become this one."""
+
+
+def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
+    """Return stored entries with the columns of a declaration.
+
+    Raises
+    ------
+    StateMismatch
+        A field changed in a way that is not allowed; says which.
+    """
+    # With their names: two fields of one type may have changed places.
+    if stored.schema.equals(layout.schema, check_metadata=True):
+        return stored
+    by_name = {_reader_name(field): field.name for field in stored.schema if _is_value(field.name)}
+    arrays = []
+    for field in layout.schema:
+        if not _is_value(field.name):
+            arrays.append(_own(layout, field, stored))
+            continue
+        name = _reader_name(field)
+        if name in by_name:
+            arrays.append(_cast(layout, name, stored.column(by_name[name]), field.type))
+        else:
+            arrays.append(pa.nulls(stored.num_rows, field.type))
+    if not by_name.keys() & {_reader_name(field) for field in layout.schema if _is_value(field.name)}:
+        raise StateMismatch(
+            f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
+            f"{types_text(layout.schema)}, which have no field in common"
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+
+
+def is_wider(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Return whether every value of a stored type has its place in a declared one.
+
+    Examples
+    --------
+    >>> is_wider(pa.int32(), pa.int64()), is_wider(pa.int64(), pa.int32())
+    (True, False)
+    """
+    if stored.equals(declared):
+        return True
+    kinds = pa.types
+    if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):
+        return int(stored.bit_width) <= int(declared.bit_width)
+    if kinds.is_floating(stored) and kinds.is_floating(declared):
+        return int(stored.bit_width) <= int(declared.bit_width)
+    if kinds.is_decimal(stored) and kinds.is_decimal(declared):
+        whole = declared.precision - declared.scale >= stored.precision - stored.scale
+        return bool(whole and declared.scale >= stored.scale)
+    if kinds.is_list(stored) and kinds.is_list(declared):
+        return is_wider(stored.value_type, declared.value_type)
+    if kinds.is_map(stored) and kinds.is_map(declared):
+        return bool(stored.key_type.equals(declared.key_type)) and is_wider(
+            stored.item_type, declared.item_type
+        )
+    if kinds.is_struct(stored) and kinds.is_struct(declared):
+        fields = {field.name: field.type for field in stored}
+        common = [field for field in declared if field.name in fields]
+        return bool(common) and all(is_wider(fields[field.name], field.type) for field in common)
+    return False
+
+
+def types_text(schema: pa.Schema) -> str:
+    """Return keys and values of a stored table with their types, for people."""
+    own = [field for field in schema if field.name.startswith("key_") or _is_value(field.name)]
+    return ", ".join(
+        f"{_reader_name(field) if _is_value(field.name) else field.name} {field.type}" for field in own
+    )
+
+
+def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
+    if not is_wider(column.type, declared):
+        raise StateMismatch(
+            f"state {layout.name!r}: {name!r} is stored as {column.type} but declared as {declared}, "
+            "which does not hold all of its values; give the field, or the state, another name"
+        )
+    return column if column.type.equals(declared) else column.cast(declared)
+
+
+def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
+    """Return a column that is no value."""
+    if field.name == TOUCHED and field.name not in stored.schema.names:
+        # A time to live was added: what is there was touched at the beginning of time, so to speak.
+        raise StateMismatch(
+            f"state {layout.name!r} is stored without a time to live and declared with one, "
+            "and nobody knows when its entries were touched; give it another name"
+        )
+    if field.name not in stored.schema.names or not stored.schema.field(field.name).type.equals(field.type):
+        raise StateMismatch(
+            f"state {layout.name!r} is stored as {types_text(stored.schema)} "
+            f"but declared as {types_text(layout.schema)}"
+        )
+    return stored.column(field.name)
+
+
+def _is_value(name: str) -> bool:
+    return name.startswith("value_")
+
+
+def _reader_name(field: pa.Field) -> str:
+    return (field.metadata or {}).get(NAME.encode(), b"value").decode()

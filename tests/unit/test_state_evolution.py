@@ -1,0 +1,137 @@
+"""A changed declaration: what stored state becomes, and which changes are refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from flinkish_spark import (
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtl,
+    ValueStateDescriptor,
+)
+from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.state_evolution import StateMismatch, is_wider
+from flinkish_spark.testing.operator_harness import OperatorHarness
+
+TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
+
+
+class Writes(KeyedProcessFunction):
+    """Writes what it is given into one state, and tells what was there."""
+
+    def __init__(self, descriptor, dropped=()):
+        self.descriptor, self.dropped = descriptor, dropped
+
+    def open(self, context):
+        for name in self.dropped:
+            context.drop_state(name)
+        kinds = {ListStateDescriptor: "get_list_state", MapStateDescriptor: "get_map_state"}
+        self.state = getattr(context, kinds.get(type(self.descriptor), "get_state"))(self.descriptor)
+
+    def process_element(self, value, ctx):
+        before = self.state.value() if hasattr(self.state, "value") else self.state
+        yield (dict(before.items()) if hasattr(before, "items") else before if before is None else before,)
+        if value is not None:
+            self.state.update(value)
+
+
+def harness(descriptor, restore=None, dropped=()):
+    last = restore
+    return OperatorHarness(
+        Writes(descriptor, dropped),
+        key=lambda value: "k",
+        key_type="STRING",
+        policy=TINY,
+        restore=None if last is None else last.snapshot(),
+        bases=None if last is None else last.bases,
+    )
+
+
+def seen(before, value, after):
+    """Store a value with one declaration; return what another finds."""
+    first = harness(before)
+    first.push(value)
+    second = harness(after, first)
+    second.push(None)
+    ((found,),) = second.take().rows
+    return list(found) if isinstance(after, ListStateDescriptor) else found
+
+
+V = ValueStateDescriptor
+
+
+@pytest.mark.parametrize(
+    "before,value,after,found",
+    [
+        (V("s", "a LONG, b STRING"), (1, "x"), V("s", "a LONG, b STRING, c DOUBLE"), (1, "x", None)),
+        (V("s", "a LONG, b STRING"), (1, "x"), V("s", "b STRING, z LONG"), ("x", None)),
+        (V("s", "a LONG, b LONG"), (1, 2), V("s", "b LONG, a LONG"), (2, 1)),
+        (V("s", "INT"), 7, V("s", "LONG"), 7),
+        (V("s", "FLOAT"), 0.5, V("s", "DOUBLE"), 0.5),
+        (V("s", "a INT, b STRING"), (1, "x"), V("s", "a LONG, b STRING"), (1, "x")),
+        (
+            ListStateDescriptor("s", "a INT, b STRING"),
+            [(1, "x")],
+            ListStateDescriptor("s", "a LONG, c DOUBLE"),
+            [(1, None)],
+        ),
+        (
+            MapStateDescriptor("s", "STRING", "INT"),
+            {"k": 1},
+            MapStateDescriptor("s", "STRING", "LONG"),
+            {"k": 1},
+        ),
+    ],
+)
+def test_fields_come_and_go_and_grow(before, value, after, found) -> None:
+    assert seen(before, value, after) == found
+
+
+@pytest.mark.parametrize(
+    "before,value,after,says",
+    [
+        (V("s", "LONG"), 7, V("s", "INT"), "'value' is stored as int64 but declared as int32"),
+        (V("s", "a LONG, b STRING"), (1, "x"), V("s", "a STRING, b STRING"), "'a' is stored as int64"),
+        (V("s", "a LONG, b STRING"), (1, "x"), V("s", "c LONG, d STRING"), "no field in common"),
+        (V("s", "LONG"), 7, V("s", "LONG", ttl=StateTtl(5)), "without a time to live"),
+        (V("s", "LONG"), 7, V("t", "LONG"), "'s' is no longer declared .* drop_state"),
+        (V("s", "LONG"), 7, V("s", "DOUBLE"), "stored as int64 but declared as double"),
+    ],
+)
+def test_what_would_lose_something_is_refused_with_its_field(before, value, after, says) -> None:
+    with pytest.raises(StateMismatch, match=says):
+        seen(before, value, after)
+
+
+def test_a_state_may_be_given_up() -> None:
+    first = harness(V("old", "LONG"))
+    first.push(7)
+    second = harness(V("new", "LONG"), first, dropped=["old"])
+    second.push(8)
+    third = harness(V("new", "LONG"), second, dropped=["old"])
+    third.push(None)
+    assert third.take().rows == [(8,)]
+
+
+def test_a_time_to_live_may_go() -> None:
+    assert seen(V("s", "LONG", ttl=StateTtl(5)), 7, V("s", "LONG")) == 7
+
+
+@pytest.mark.parametrize(
+    "stored,declared,wider",
+    [
+        (pa.decimal128(9, 2), pa.decimal128(12, 3), True),
+        (pa.decimal128(9, 2), pa.decimal128(9, 3), False),
+        (pa.map_(pa.int32(), pa.int32()), pa.map_(pa.int64(), pa.int32()), False),
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())]), False),
+        (pa.list_(pa.int8()), pa.list_(pa.int16()), True),
+        (pa.string(), pa.binary(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.int32(), pa.float64(), False),
+    ],
+)
+def test_wider_is_what_loses_nothing(stored, declared, wider) -> None:
+    assert is_wider(stored, declared) is wider
