@@ -33,7 +33,7 @@ class Writes(KeyedProcessFunction):
 
     def process_element(self, value, ctx):
         before = self.state.value() if hasattr(self.state, "value") else self.state
-        yield (dict(before.items()) if hasattr(before, "items") else before if before is None else before,)
+        yield (dict(before.items()) if hasattr(before, "items") else before,)
         if value is not None:
             self.state.update(value)
 
@@ -97,7 +97,7 @@ def test_fields_come_and_go_and_grow(before, value, after, found) -> None:
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "a STRING, b STRING"), "'a' is stored as int64"),
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "c LONG, d STRING"), "no field in common"),
         (V("s", "LONG"), 7, V("s", "LONG", ttl=StateTtl(5)), "without a time to live"),
-        (V("s", "LONG"), 7, V("t", "LONG"), "'s' is no longer declared .* drop_state"),
+        (V("s", "LONG"), 7, V("t", "LONG"), "'s' is no longer declared .*drop_state"),
         (V("s", "LONG"), 7, V("s", "DOUBLE"), "stored as int64 but declared as double"),
     ],
 )
