@@ -23,7 +23,7 @@ from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.state_evolution import StateMismatch, evolved, types_text
+from flinkish_spark.operators.state_evolution import StateMismatch, evolved
 from flinkish_spark.operators.table_codec import (
     ALIVE,
     HASH,
@@ -40,9 +40,10 @@ from flinkish_spark.state.tables import ExpiringTable
 Array = np.ndarray[Any, Any]
 
 _NONE: Array = np.empty(0, dtype=np.int64)
-_OWNER = ""
-_TIMERS = "timers/"
-_STATE = "state/"
+#: Names of sections: whose value it is; timers by clock; states by name.
+OWNER = ""
+TIMERS = "timers/"
+STATE = "state/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,28 @@ class BaseRef:
 
 
 class Bases(Protocol):
-    """Where bases are kept; files are written once and never changed."""
+    """Where bases are kept, as a micro-batch sees it; files are written once and never changed.
 
-    def read(self, ref: BaseRef) -> memoryview:
-        """Return a base's bytes; the file stays mapped as long as they are in use."""
+    `batch` is the micro-batch's number, `retained_batch` that of the oldest one to which the job may still go
+    back; None if none is known.
+    """
+
+    @property
+    def batch(self) -> int:
+        """The micro-batch's number."""
+
+    @property
+    def retained_batch(self) -> int | None:
+        """The oldest micro-batch whose state may be asked for again."""
+
+    def read(self, ref: BaseRef) -> Frame:
+        """Return a base's sections; the file stays mapped as long as they are in use."""
 
     def write(self, group: int, frame: bytes) -> BaseRef:
         """Keep a frame and return where."""
+
+    def delete(self, file: str) -> None:
+        """Give a file up; a missing one is no error."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +112,19 @@ NO_BASE = BasePolicy(smallest_bytes=1 << 62)
 class NoBases:
     """For values that stay in one piece; a :class:`Bases`."""
 
-    def read(self, ref: BaseRef) -> memoryview:
+    batch = 0
+    retained_batch: int | None = None
+
+    def read(self, ref: BaseRef) -> Frame:
         """Refuse."""
         raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
 
     def write(self, group: int, frame: bytes) -> BaseRef:
         """Refuse."""
         raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
+
+    def delete(self, file: str) -> None:
+        """Do nothing: there is none."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +153,8 @@ class GroupLayout:
     @property
     def sections(self) -> dict[str, TableLayout]:
         """Layouts by the name of their section."""
-        states = {_STATE + name: layout for name, layout in self.states.items()}
-        return states | {_TIMERS + domain.value: layout for domain, layout in self.timers.items()}
+        states = {STATE + name: layout for name, layout in self.states.items()}
+        return states | {TIMERS + domain.value: layout for domain, layout in self.timers.items()}
 
 
 class GroupState:
@@ -158,14 +180,16 @@ class GroupState:
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
         delta = {} if value is None else unpack_frame(value)
-        owner = json.loads(bytes(delta.pop(_OWNER, b"{}")))
+        owner = json.loads(bytes(delta.pop(OWNER, b"{}")))
         if owner.get("uid", layout.uid) != layout.uid:
             raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
         self.base = BaseRef(**owner["base"]) if owner.get("base") else None
+        #: Files of former bases, and behind which micro-batch no state names them any more.
+        self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         self._registered = {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain}
-        base: Frame = {} if self.base is None else unpack_frame(bases.read(self.base))
+        base: Frame = {} if self.base is None else bases.read(self.base)
         sections = layout.sections
-        known = sections.keys() | {_OWNER} | {_STATE + name for name in layout.dropped}
+        known = sections.keys() | {OWNER} | {STATE + name for name in layout.dropped}
         unknown = sorted((delta.keys() | base.keys()) - known)
         if unknown:
             raise StateMismatch(
@@ -194,12 +218,12 @@ class GroupState:
         self._selected = {name: table.select(hashes) for name, table in self._tables.items()}
         self._hash_of = dict(hash_of)
         for domain in TimeDomain:
-            timers = self._selected[_TIMERS + domain.value]
+            timers = self._selected[TIMERS + domain.value]
             self._hash_of.update((timer.key, row.hash) for timer, row in timers.items())
             stored = {timer: row.value[0] for timer, row in timers.items()}
             run.timers.queues[domain] = TimerQueue(stored, self._registered[domain])
         for name, table in run.states.tables.items():
-            found = self._selected[_STATE + name]
+            found = self._selected[STATE + name]
             table.entries.update((slot, row.value) for slot, row in found.items())
             if isinstance(table, ExpiringTable):
                 table.touched_ms.update((slot, row.touched_ms) for slot, row in found.items())
@@ -214,10 +238,10 @@ class GroupState:
                 hashed = self._hash_of[slot[0] if has_window else slot]
                 alive = slot in table.entries
                 rows[slot] = Row(slot, table.entries.get(slot), hashed, stamps.get(slot, 0), alive)
-            self._tables[_STATE + name].replace(rows)
+            self._tables[STATE + name].replace(rows)
         for domain, queue in run.timers.queues.items():
             self._registered[domain] = queue.registered
-            stored = self._tables[_TIMERS + domain.value]
+            stored = self._tables[TIMERS + domain.value]
             rows = {}
             for timer, (place, is_there) in queue.changes().items():
                 below = stored.in_base.get(timer)
@@ -228,7 +252,7 @@ class GroupState:
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         """Return a value state of the keys of a batch, as columns."""
-        return ColumnarState(self._tables[_STATE + state], index, now_ms)
+        return ColumnarState(self._tables[STATE + state], index, now_ms)
 
     @property
     def is_changed(self) -> bool:
@@ -245,21 +269,36 @@ class GroupState:
         return sum(len(self._living_timers(domain)[0]) for domain in TimeDomain)
 
     def dump(self, group: int, policy: BasePolicy) -> bytes:
-        """Return the value to store; moves the entries into a new base if it is time to."""
+        """Return the value to store; moves the entries into a new base if it is time to.
+
+        A former base is deleted when no state to which the job may go back names it. That holds whatever
+        becomes of this micro-batch, so it may be done before its end.
+        """
+        self._former = [one for one in self._former if not self._is_released(*one)]
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
         grown = len(value) > policy.smallest_bytes if self.base is None else self._is_delta_full(policy)
         if not grown:
             return value
         merged = self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+        if self.base is not None:
+            self._former.append((self.base.file, self._bases.batch))
         return self._frame({}, self._bases.write(group, merged))
 
+    def _is_released(self, file: str, batch: int) -> bool:
+        retained = self._bases.retained_batch
+        if retained is None or batch > retained:
+            return False
+        self._bases.delete(file)
+        return True
+
     def dump_whole(self) -> bytes:
-        """Return a value without a base: for savepoints."""
+        """Return a value without a base: for savepoints. It knows nothing of files."""
+        self._former = []
         return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
 
     def rows(self, state: str) -> Iterable[Row]:
         """Return all living entries of a state."""
-        return self._tables[_STATE + state].rows()
+        return self._tables[STATE + state].rows()
 
     # -- parts ----------------------------------------------------------------------------------
     def _due(self, domain: TimeDomain, limit_ms: int) -> Array:
@@ -273,7 +312,7 @@ class GroupState:
 
         A timer that fired or was deleted stays in the base until the next one; the delta says its place.
         """
-        table = self._tables[_TIMERS + domain.value]
+        table = self._tables[TIMERS + domain.value]
         if not len(table):
             return _NONE, _NONE
         living = table.delta.filter(table.delta.column(ALIVE))
@@ -294,56 +333,16 @@ class GroupState:
         owner = {
             "uid": self._layout.uid,
             "base": None if base is None else asdict(base),
+            "former": self._former,
             "registered": {domain.value: count for domain, count in self._registered.items() if count},
         }
-        sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps(owner).encode()}
-        sections.update({name: _ipc(batch) for name, batch in batches.items() if batch.num_rows})
+        sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(owner).encode()}
+        sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
 
 
-def stored_table(value: bytes | memoryview, state: str) -> pa.RecordBatch | None:
-    """Return the stored rows of a state as they are, without a declaration; for values without a base.
-
-    Raises
-    ------
-    FrameError
-        The value is damaged.
-    """
-    payload = unpack_frame(value).get(_STATE + state)
-    if payload is None:
-        return None
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        return reader.read_next_batch()
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    """What a key group's value says about itself: whose it is, and the stored types of each state."""
-
-    owner: str
-    types: Mapping[str, str]
-
-
-def describe_group(value: bytes | memoryview) -> StoredGroup:
-    """Return whose a value is and what it holds, without a declaration; checks all of it.
-
-    Raises
-    ------
-    FrameError
-        It is damaged.
-    """
-    sections = unpack_frame(value)
-    owner = json.loads(bytes(sections.pop(_OWNER, b"{}")))
-    types = {}
-    for name, payload in sections.items():
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            if name.startswith(_STATE):
-                types[name.removeprefix(_STATE)] = types_text(reader.schema)
-            reader.read_all()
-    return StoredGroup(str(owner.get("uid", "")), types)
-
-
-def _ipc(batch: pa.RecordBatch) -> memoryview:
+def table_bytes(batch: pa.RecordBatch) -> memoryview:
+    """Return entries as the payload of a section."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

@@ -115,4 +115,4 @@ def _is_value(name: str) -> bool:
 
 
 def _reader_name(field: pa.Field) -> str:
-    return (field.metadata or {}).get(NAME.encode(), b"value").decode()
+    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())

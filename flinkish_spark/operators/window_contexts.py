@@ -162,6 +162,7 @@ class FunctionStates(DeclaredStates):
         self._of_key: set[str] = set()
         self._of_window: set[str] = set()
         self.uid, self.max_parallelism = of_key.uid, of_key.max_parallelism
+        self.drop_state = of_key.drop_state
         self.global_state = self
         self.window_state = DeclaredStates(of_window, self._declare_of_window)
 

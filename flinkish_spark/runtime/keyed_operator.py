@@ -23,8 +23,9 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
-from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases, StateMismatch
+from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import TableCodecError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of

@@ -25,7 +25,8 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from flinkish_spark.graph.chains import read_by
-from flinkish_spark.operators.group_state import StateMismatch, describe_group
+from flinkish_spark.operators.state_evolution import StateMismatch
+from flinkish_spark.operators.stored_groups import describe_group, whole_group
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.savepoints import (
@@ -39,6 +40,7 @@ from flinkish_spark.protocol.savepoints import (
     state_path,
 )
 from flinkish_spark.protocol.scans import PlanLayout
+from flinkish_spark.runtime.base_files import BASES, BaseFiles, MappedBases
 from flinkish_spark.runtime.columns import ROUTE
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.query import query_conf
@@ -79,10 +81,15 @@ class _WriteStateFile:
         Uid of the operator whose state it must be.
     group_of_route
         The operator's key groups.
+    bases
+        Where operators keep the bases of big key groups.
     """
 
-    def __init__(self, folder: Path, name: str, operator: str, group_of_route: Mapping[int, int]) -> None:
+    def __init__(
+        self, folder: Path, name: str, operator: str, group_of_route: Mapping[int, int], bases: Path
+    ) -> None:
         self._folder, self._name, self._operator = str(folder), name, operator
+        self._bases = BaseFiles(MappedBases(bases / operator), 0, None)
         self._group_of_route = dict(group_of_route)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -95,7 +102,8 @@ class _WriteStateFile:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            values = [bytes(value) for value in batch.column(1).to_pylist()]
+            # Read here, where the files are: a savepoint holds all of its state itself.
+            values = [whole_group(value, self._bases) for value in batch.column(1).to_pylist()]
             for value in values:
                 states.update(self._checked(value))
             groups = [self._group_of_route[route] for route in batch.column(0).to_pylist()]
@@ -176,7 +184,8 @@ def export_state(
             groups = operators[instance.uid].max_parallelism
             routes = Routing(groups, shuffle_partitions).of_group
             by_route = {route: group for group, route in enumerate(routes)}
-            write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route)
+            bases = checkpoint_location / BASES
+            write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
             state = reader.read.format("statestore").option("batchId", str(decision.batch))
             state = state.option("operatorId", str(number))
             try:

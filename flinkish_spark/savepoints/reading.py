@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from flinkish_spark.operators.group_state import stored_table
+from flinkish_spark.operators.stored_groups import stored_table
 from flinkish_spark.operators.table_codec import ALIVE, HASH, NAME, TIME, TOUCHED
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit

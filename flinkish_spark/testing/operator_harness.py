@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.frames import Frame, unpack_frame
 from flinkish_spark.operators.group_run import Elements, Emitted, GroupRun, Progress
 from flinkish_spark.operators.group_state import BasePolicy, BaseRef, GroupLayout, GroupState
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
@@ -28,9 +29,16 @@ class MemoryBases:
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
 
-    def read(self, ref: BaseRef) -> memoryview:
-        """Return a base's bytes."""
-        return memoryview(self._frames[ref.file])
+    batch = 0
+    retained_batch: int | None = None
+
+    def read(self, ref: BaseRef) -> Frame:
+        """Return a base's sections."""
+        return unpack_frame(self._frames[ref.file])
+
+    def delete(self, file: str) -> None:
+        """Forget a base."""
+        self._frames.pop(file, None)
 
     def write(self, group: int, frame: bytes) -> BaseRef:
         """Keep a frame."""

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import KeyedProcessFunction, OutputTag, ValueStateDescriptor
-from flinkish_spark.operators.group_state import describe_group
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
+from flinkish_spark.operators.stored_groups import describe_group
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
-from flinkish_spark.operators.group_state import BasePolicy, StateMismatch
+from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.state import (
     ListStateDescriptor,
     MapStateDescriptor,

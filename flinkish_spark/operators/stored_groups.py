@@ -1,0 +1,121 @@
+"""Stored key groups without their operator: what a value says about itself, and how it is made whole.
+
+For savepoints and readers, which know no declaration: entries are what their columns say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
+from flinkish_spark.operators.group_state import OWNER, STATE, BaseRef, Bases, table_bytes
+from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.state_evolution import evolved, types_text
+from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, SlotForm, TableLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What a key group's value says about itself: whose it is, and the stored types of each state."""
+
+    owner: str
+    types: Mapping[str, str]
+
+
+def describe_group(value: bytes | memoryview) -> StoredGroup:
+    """Return whose a whole value is and what it holds; checks all of it.
+
+    Raises
+    ------
+    FrameError
+        It is damaged.
+    """
+    sections = unpack_frame(value)
+    owner = _owner(sections)
+    types = {}
+    for name, payload in sections.items():
+        if name != OWNER:
+            table = _table(payload)
+            if name.startswith(STATE):
+                types[name.removeprefix(STATE)] = types_text(table.schema)
+    return StoredGroup(str(owner.get("uid", "")), types)
+
+
+def stored_table(value: bytes | memoryview, state: str) -> pa.RecordBatch | None:
+    """Return the stored entries of a state of a whole value; None if it has none.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    """
+    payload = unpack_frame(value).get(STATE + state)
+    return None if payload is None else _table(payload)
+
+
+def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
+    """Return a value that names no base: for savepoints, which hold all of their state themselves.
+
+    Raises
+    ------
+    FrameError
+        The value or its base is damaged.
+    """
+    upper = unpack_frame(value)
+    owner = _owner(upper)
+    if not owner.get("base"):
+        return bytes(value)
+    lower = bases.read(BaseRef(**owner["base"]))
+    kept = {"uid": owner["uid"], "base": None, "former": [], "registered": owner.get("registered", {})}
+    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(kept).encode()}
+    for name in dict.fromkeys([*lower, *upper]):
+        if name != OWNER:
+            table = _merged(lower.get(name), upper.get(name))
+            if table.num_rows:
+                sections[name] = table_bytes(table)
+    return pack_frame(sections)
+
+
+def _merged(lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+    base, delta = (None if payload is None else _table(payload) for payload in (lower, upper))
+    newest = delta if delta is not None else base
+    assert newest is not None
+    layout = _layout(newest.schema)
+    # The base may be older than the declaration that the delta was written with.
+    base = None if base is None else evolved(layout, base)
+    return LayeredTable(layout, base, delta).merged() if delta is not None else newest
+
+
+def _layout(schema: pa.Schema) -> TableLayout:
+    """Return the layout that stored columns have."""
+    values = [field for field in schema if field.name.startswith("value_")]
+    names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)
+    form = SlotForm.KEY
+    if TIME in schema.names:
+        form = SlotForm.TIMER
+    elif "from" in schema.names:
+        form = SlotForm.KEY_AND_WINDOW
+    return TableLayout(
+        "",
+        tuple(field.type for field in schema if field.name.startswith("key_")),
+        tuple(field.type for field in values),
+        form,
+        TOUCHED in schema.names,
+        None,
+        names,
+    )
+
+
+def _owner(sections: Frame) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bytes(sections.get(OWNER, b"{}")))
+    return found
+
+
+def _table(payload: memoryview) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        return reader.read_next_batch()
