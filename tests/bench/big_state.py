@@ -1,9 +1,9 @@
-"""Big state: how long a micro-batch takes with ten thousand keys, and with millions, in one job and in native Spark.
+"""Big state: how long a micro-batch takes with ten thousand keys and with millions, here and in native Spark.
 
     python -m tests.bench.big_state --keys 10000 1000000 5000000 --touched few half --variants ours native
 
 Each run has a process of its own. All keys are written first; then micro-batches of the same size touch ten
-thousand of them (`few`), or keys by chance (`half`: of one million keys 500,000 rows touch some 393,000). What
+thousand of them (`few`), or keys by chance (`half`: of a million keys 500,000 rows touch some 393,000). What
 counts is the median of the micro-batches behind those; and the most memory that any Python worker held.
 """
 
