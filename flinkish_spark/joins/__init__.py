@@ -6,6 +6,7 @@
 from flinkish_spark.joins.functions import CoGroupFunction, Concatenate, JoinContext, ProcessJoinFunction
 from flinkish_spark.joins.interval import IntervalJoin
 from flinkish_spark.joins.kinds import Bound, JoinType, Side
+from flinkish_spark.joins.temporal import TemporalJoin
 from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "JoinType",
     "ProcessJoinFunction",
     "Side",
+    "TemporalJoin",
     "WindowCoGroup",
     "WindowJoin",
 ]
