@@ -6,6 +6,8 @@
 from flinkish_spark.joins.functions import CoGroupFunction, Concatenate, JoinContext, ProcessJoinFunction
 from flinkish_spark.joins.interval import IntervalJoin
 from flinkish_spark.joins.kinds import Bound, JoinType, Side
+from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
+from flinkish_spark.joins.sqlite_table import SqliteTable
 from flinkish_spark.joins.temporal import TemporalJoin
 from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
 
@@ -16,8 +18,12 @@ __all__ = [
     "IntervalJoin",
     "JoinContext",
     "JoinType",
+    "LookupCache",
+    "LookupJoin",
+    "LookupTable",
     "ProcessJoinFunction",
     "Side",
+    "SqliteTable",
     "TemporalJoin",
     "WindowCoGroup",
     "WindowJoin",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from flinkish_spark.operators.broadcast_side import (
     BroadcastSideContext,
     ContextFacts,
     KeyedSideContext,
-    KeyedStateWithoutKey,
 )
 from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import TimeDomain, Timer
@@ -23,6 +22,7 @@ from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
+from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
 
 
@@ -124,7 +124,7 @@ class BroadcastRun:
         self._context = _ElementContext()
         self.side = BroadcastSide(uid, descriptors, function.process_broadcast_element, lambda _: False)
         self._context.get_broadcast_state = self.side.readable
-        function.open(_NoKeyedState(uid, max_parallelism))
+        function.open(NoKeyedState(uid, max_parallelism))
 
     def run(
         self, value: bytes | None, broadcast: Elements, elements: Elements, progress: Progress
@@ -166,18 +166,3 @@ class _ElementContext(ContextFacts):
     """Given to a function without keys for an element."""
 
     __slots__ = ("get_broadcast_state",)
-
-
-class _NoKeyedState:
-    """Given to `open` of a function that has no keys."""
-
-    def __init__(self, uid: str, max_parallelism: int) -> None:
-        self.uid, self.max_parallelism = uid, max_parallelism
-
-    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(
-            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; use "
-            "key_by() and a KeyedBroadcastProcessFunction, or broadcast state"
-        )
-
-    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse

@@ -10,6 +10,7 @@ from flinkish_spark.operators.broadcast_state import BroadcastState, BroadcastTa
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, Progress
 from flinkish_spark.operators.keyed_context import FunctionContext
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
 
 #: Takes a broadcast element and the context; returns what is emitted.
@@ -19,10 +20,6 @@ KeyedStateFunction = Callable[[Any, Any], None]
 
 class BroadcastElementFailed(ElementFailed):
     """The function raised at a broadcast element; `at` is its place among those."""
-
-
-class KeyedStateWithoutKey(TypeError):
-    """A state or timer of a key was asked for where no key is the current one."""
 
 
 class _NoKey:

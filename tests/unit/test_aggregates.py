@@ -160,7 +160,7 @@ class Vectorised:
         return dict(zip(index.keys[0].to_pylist(), found, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(), st.data())
 def test_both_forms_do_what_the_model_says(case, data) -> None:
     kind, aggregate, batches = case
@@ -265,10 +265,11 @@ def test_an_aggregate_function_emits_for_each_element_and_its_state_expires() ->
     assert sorted(one.take().rows) == [(1, 1), (3, 2), (5, 1)]
     one.processing_time(9)
     one.push(("a", 4))
+    assert one.take().rows == [(7, 3)]
     one = make(restore=one.snapshot(), bases=one.bases)
     one.processing_time(12)
     one.push_all([(("a", 8), None), (("b", 1), None)])
-    assert sorted(one.take().rows) == [(1, 1), (7, 3), (15, 4)]
+    assert sorted(one.take().rows) == [(1, 1), (15, 4)]
 
 
 def test_a_reduction_of_ones_own_has_names_and_expires() -> None:
@@ -282,7 +283,7 @@ def test_a_reduction_of_ones_own_has_names_and_expires() -> None:
     one.push(("a", 2))
     one.processing_time(10)
     one.push(("a", 4))
-    assert one.take().rows == [("a", 4)]
+    assert one.take().rows == [("a", 3), ("a", 4)]
 
 
 TYPE = "k STRING, v INT, tags ARRAY<STRING>"

@@ -8,7 +8,7 @@ import pytest
 
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import BroadcastRun
-from flinkish_spark.operators.broadcast_side import BroadcastElementFailed, KeyedStateWithoutKey
+from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
 from flinkish_spark.operators.broadcast_state import (
     BroadcastStateIsReadOnly,
     BroadcastStateMismatch,
@@ -17,6 +17,7 @@ from flinkish_spark.operators.broadcast_state import (
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 from tests.windows_support import TINY
