@@ -159,7 +159,7 @@ class BroadcastSide:
 
         Raises
         ------
-        FrameError, BroadcastStateMismatch
+        FrameError, OperatorValueMismatch
             It cannot be read.
         """
         self._context.tables = BroadcastTables(self._uid, self._descriptors, value)

@@ -6,15 +6,19 @@ handed to all key groups of the partition, and stored again if the broadcast sid
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
-from flinkish_spark.operators.frames import pack_frame, unpack_frame
-from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.operators.operator_values import (
+    OperatorValueMismatch,
+    pack_tables,
+    table_of,
+    unpack_tables,
+    values_of,
+)
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state import MapStateDescriptor
 from flinkish_spark.state.descriptors import is_list_of_fields
@@ -22,16 +26,11 @@ from flinkish_spark.state.descriptors import is_list_of_fields
 K = TypeVar("K")
 V = TypeVar("V")
 
-_OWNER = ""
-_STATE = "broadcast/"
+_KIND = "broadcast state"
 
 
 class BroadcastStateIsReadOnly(TypeError):
     """The element side of a broadcast function has tried to write broadcast state."""
-
-
-class BroadcastStateMismatch(ValueError):
-    """What is stored belongs to another operator or declaration, or a value does not fit its type."""
 
 
 class BroadcastState(MutableMapping[K, V], Generic[K, V]):
@@ -139,7 +138,7 @@ class BroadcastTables:
     ------
     FrameError
         The value is damaged.
-    BroadcastStateMismatch
+    OperatorValueMismatch
         It belongs to another operator, or a state is stored with other types than it is declared with.
     """
 
@@ -148,22 +147,12 @@ class BroadcastTables:
     ) -> None:
         self._uid = uid
         self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
-        has_fields = {one.name: is_list_of_fields(one.value_type) for one in descriptors}
-        stored = {} if value is None else unpack_frame(value)
-        owner = json.loads(bytes(stored.pop(_OWNER, b"{}")))
-        if owner.get("uid", uid) != uid:
-            raise BroadcastStateMismatch(
-                f"the broadcast state belongs to operator {owner['uid']!r}, not {uid!r}"
-            )
-        unknown = sorted(stored.keys() - {_STATE + name for name in self._schemas})
-        if unknown:
-            raise BroadcastStateMismatch(
-                f"the stored broadcast state {unknown[0].removeprefix(_STATE)!r} is no longer declared"
-            )
+        stored = unpack_tables(uid, _KIND, self._schemas, value)
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
         self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}
-        for name, schema in self._schemas.items():
-            entries = _read(name, schema, stored.get(_STATE + name), _VALUES[has_fields[name]])
+        for descriptor in descriptors:
+            name = descriptor.name
+            entries = _entries_of(descriptor, stored[name]) if name in stored else {}
             self._writable[name] = BroadcastState(entries)
             self._readable[name] = ReadOnlyBroadcastState(name, entries)
 
@@ -185,19 +174,27 @@ class BroadcastTables:
 
         Raises
         ------
-        BroadcastStateMismatch
+        OperatorValueMismatch
             A key or value does not fit its declared type.
         """
-        sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps({"uid": self._uid}).encode()}
-        for name, state in self._writable.items():
-            if state:
-                sections[_STATE + name] = _write(name, self._schemas[name], state)
-        return pack_frame(sections)
+        tables = {
+            name: table_of(f"{_KIND} {name!r}", self._schemas[name], (list(state), list(state.values())))
+            for name, state in self._writable.items()
+        }
+        return pack_tables(self._uid, _KIND, tables)
+
+
+def any_copy(values: Sequence[bytes | None]) -> bytes | None:
+    """Return the value that all partitions begin with when their number has changed; None if there is none.
+
+    The copies are equal, except that a partition may have stored nothing yet.
+    """
+    return next((value for value in values if value is not None), None)
 
 
 def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
     if descriptor.name not in states:
-        raise BroadcastStateMismatch(
+        raise OperatorValueMismatch(
             f"there is no broadcast state '{descriptor.name}'; give its descriptor to broadcast(). "
             f"Known: {', '.join(sorted(states)) or 'none'}"
         )
@@ -206,46 +203,14 @@ def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
 
 def _schema_of(descriptor: MapStateDescriptor) -> pa.Schema:
     if descriptor.ttl is not None:
-        raise BroadcastStateMismatch(f"the broadcast state '{descriptor.name}' cannot have a time to live")
+        raise OperatorValueMismatch(f"the broadcast state '{descriptor.name}' cannot have a time to live")
     kinds = (parse_ddl(descriptor.key_type), parse_ddl(descriptor.value_type))
     arrow = [to_arrow_type(kind, timezone="UTC") for kind in kinds]
     return pa.schema([pa.field("key", arrow[0]), pa.field("value", arrow[1])])
 
 
-def _write(name: str, schema: pa.Schema, state: Mapping[Any, Any]) -> memoryview:
-    columns = (list(state), list(state.values()))
-    try:
-        arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    except ValueMismatch as error:
-        raise BroadcastStateMismatch(f"broadcast state {name!r}: {error}") from error
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return memoryview(sink.getvalue())
-
-
-def _read(name: str, schema: pa.Schema, payload: memoryview | None, values_of: _ValuesOf) -> dict[Any, Any]:
-    if payload is None:
-        return {}
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        if not reader.schema.equals(schema):
-            raise BroadcastStateMismatch(
-                f"broadcast state {name!r} is stored as {reader.schema.types} but declared as {schema.types}"
-            )
-        batch = reader.read_next_batch()
-    keys = _tuples(batch.column(0)) if pa.types.is_struct(schema.types[0]) else _plain(batch.column(0))
-    return dict(zip(keys, values_of(batch.column(1)), strict=True))
-
-
-def _plain(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    return values
-
-
-def _tuples(column: pa.Array) -> list[Any]:
-    return [tuple(value.values()) for value in _plain(column)]
-
-
-_ValuesOf = Callable[[pa.Array], list[Any]]
-#: How a column is read, by whether its type was given as a list of fields.
-_VALUES: dict[bool, _ValuesOf] = {False: _plain, True: _tuples}
+def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:
+    # A key is never a dict, however its type is written.
+    keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
+    values = values_of(table.column(1), has_fields=is_list_of_fields(descriptor.value_type))
+    return dict(zip(keys, values, strict=True))

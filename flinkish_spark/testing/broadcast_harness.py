@@ -8,6 +8,7 @@ from typing import Any
 
 from flinkish_spark.functions import KeyedBroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
+from flinkish_spark.operators.broadcast_state import any_copy
 from flinkish_spark.operators.group_run import Elements, Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.state import MapStateDescriptor
@@ -65,7 +66,7 @@ class BroadcastHarness(OperatorHarness):
     ) -> None:
         self._keyed = KeyedBroadcastOperator(function, descriptors)
         super().__init__(self._keyed, key=key, key_type=key_type, restore=restore, **settings)
-        copy = restore.broadcast[0] if restore is not None and restore.broadcast else None
+        copy = None if restore is None else any_copy(restore.broadcast)
         self._copies: list[bytes | None] = [copy] * parallelism
 
     def broadcast(self, value: Any, time_ms: int | None = None) -> None:
