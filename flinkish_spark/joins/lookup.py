@@ -119,8 +119,8 @@ class LookupJoin:
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
         if self.function is not None:
-            kind = ProcessJoinFunction
-            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+            makes: type = ProcessJoinFunction
+            instance_of("function", self.function, makes, what_to_do="give one, or leave it out")
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
         _positive("keys_per_call", self.keys_per_call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from flinkish_spark.operators.broadcast_side import (
     ContextFacts,
     KeyedSideContext,
 )
+from flinkish_spark.operators.broadcast_state import ReadOnlyBroadcastState
 from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.group_run import Elements, Emitted, GroupRun, Progress
@@ -166,3 +167,4 @@ class _ElementContext(ContextFacts):
     """Given to a function without keys for an element."""
 
     __slots__ = ("get_broadcast_state",)
+    get_broadcast_state: Callable[[MapStateDescriptor], ReadOnlyBroadcastState[Any, Any]]

@@ -17,7 +17,7 @@ from flinkish_spark.operators.vectorized_aggregates import element_aggregation
 
 Reduce = Callable[[Any, Any], Any]
 
-_BITS = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+_BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 #: Wide enough for the sum of two decimals of any declared type.
 _EXACT = decimal.Context(prec=80)
 

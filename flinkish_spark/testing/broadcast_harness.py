@@ -39,7 +39,7 @@ class BroadcastHarness(OperatorHarness):
 
     Examples
     --------
-    >>> from flinkish_spark import MapStateDescriptor
+    >>> from flinkish_spark.state import MapStateDescriptor
     >>> from flinkish_spark.functions import KeyedBroadcastProcessFunction
     >>> FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
     >>> class Times(KeyedBroadcastProcessFunction):
