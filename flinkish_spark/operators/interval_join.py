@@ -6,6 +6,7 @@ for the first of its elements for which that will be so.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +21,7 @@ from flinkish_spark.operators.timed_buffer import Entry, TimedBuffer, time_of
 from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 
 #: What is known of a waiting element where it would come out alone: whether it has had a partner.
-_FACTS = "__is_joined BOOLEAN"
+_FACTS, _IS_JOINED = "__is_joined BOOLEAN", -2
 
 
 class _Half:
@@ -31,21 +32,31 @@ class _Half:
     ) -> None:
         self.side, self.keeps, self.late = side, keeps, late
         self.from_ms, self.to_ms = reach_ms
+        # An element is late if its time is before the watermark; so one at the watermark may still come.
+        self._waits_ms = max(self.to_ms, 0) + 1
         self.buffer = TimedBuffer(f"join/{side.name.lower()}", ElementType(ddl), _FACTS if keeps else "")
 
     def over_ms(self, time_ms: int) -> int:
-        """Return the first watermark at which no partner of an element can come any more.
+        """Return the first watermark at which no partner of an element can come any more."""
+        return min(time_ms + self._waits_ms, MAX_WATERMARK_MS)
 
-        An element is late if its time is before the watermark; so one at the watermark may still come.
-        """
-        return min(time_ms + max(self.to_ms, 0) + 1, MAX_WATERMARK_MS)
+    def cut(self, watermark_ms: int) -> list[Entry]:
+        """Take the current key's entries out of the buffer for which no partner can come any more."""
+        entries = self.buffer.entries()
+        over = len(entries)
+        if watermark_ms < MAX_WATERMARK_MS:
+            over = bisect_right(entries, watermark_ms - self._waits_ms, key=time_of)
+        if not over:
+            return []
+        self.buffer.replace(entries[over:])
+        return entries[:over]
 
 
 class IntervalJoinOperator(KeyedStreamOperator):
     """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one."""
 
     def __init__(self, join: IntervalJoin) -> None:
-        self._join, self._function = join, join.actual_function
+        self._function = join.actual_function
         reach = join.least_ms, join.greatest_ms
         back = -join.greatest_ms, -join.least_ms
         kind = join.join_type
@@ -62,20 +73,24 @@ class IntervalJoinOperator(KeyedStreamOperator):
 
     def processors(self) -> tuple[Processor, ...]:
         """Return what handles an element of the left and of the right input."""
-        return self._process_left, self._process_right
+        return self._processor(self._left, self._right), self._processor(self._right, self._left)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Let those go for which no partner can come any more."""
-        halves = self._left, self._right
-        gone = [(half.over_ms(time_of(entry)), half, entry) for half in halves for entry in self._cut(half)]
-        for over_ms, half, entry in sorted(gone, key=itemgetter(0)):
-            if half.keeps and not entry[-2]:
-                alone, time_ms = half.buffer.element(entry), time_of(entry)
-                if half.side is Side.LEFT:
-                    self._emit(alone, None, time_ms, None, over_ms)
-                else:
-                    self._emit(None, alone, None, time_ms, over_ms)
-        due_ms = self._due_ms()
+        watermark_ms = self._timers.watermark_ms
+        alone = [
+            (half.over_ms(time_of(entry)), half, entry)
+            for half in (self._left, self._right)
+            for entry in half.cut(watermark_ms)
+            if half.keeps and not entry[_IS_JOINED]
+        ]
+        for over_ms, half, entry in sorted(alone, key=itemgetter(0)):
+            element, time_ms = half.buffer.element(entry), time_of(entry)
+            if half.side is Side.LEFT:
+                self._emit(element, None, time_ms, None, over_ms)
+            else:
+                self._emit(None, element, None, time_ms, over_ms)
+        due_ms = self._due_ms(self._left, self._right)
         if due_ms is not None:
             self._timers.register_event_time_timer(due_ms)
 
@@ -84,56 +99,55 @@ class IntervalJoinOperator(KeyedStreamOperator):
         self._function.close()
 
     # -- elements -------------------------------------------------------------------------------------
-    def _process_left(self, value: Any, context: FunctionContext) -> None:
-        time_ms = self._on_time(self._left, value, context)
-        if time_ms is None:
-            return
-        partners = self._partners(self._right, time_ms + self._left.from_ms, time_ms + self._left.to_ms)
-        self._keep(self._left, value, time_ms, bool(partners))
-        for partner in partners:
-            right_ms = time_of(partner)
-            right = self._right.buffer.element(partner)
-            self._emit(value, right, time_ms, right_ms, max(time_ms, right_ms))
+    def _processor(self, own: _Half, other: _Half) -> Processor:
+        """Return what handles an element of one side."""
+        timers, is_left = self._timers, own.side is Side.LEFT
 
-    def _process_right(self, value: Any, context: FunctionContext) -> None:
-        time_ms = self._on_time(self._right, value, context)
-        if time_ms is None:
-            return
-        partners = self._partners(self._left, time_ms + self._right.from_ms, time_ms + self._right.to_ms)
-        self._keep(self._right, value, time_ms, bool(partners))
-        for partner in partners:
-            left_ms = time_of(partner)
-            left = self._left.buffer.element(partner)
-            self._emit(left, value, left_ms, time_ms, max(left_ms, time_ms))
+        def process(value: Any, context: FunctionContext) -> None:
+            time_ms = context.timestamp_ms
+            if time_ms is None or time_ms == MIN_WATERMARK_MS:
+                raise JoinNeedsTime("an interval join")
+            if time_ms < timers.watermark_ms:
+                self._put_aside(own, value, context)
+                return
+            partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
+            self._keep(own, other, value, time_ms, bool(partners))
+            for entry in partners:
+                partner, partner_ms = other.buffer.element(entry), time_of(entry)
+                result_ms = max(time_ms, partner_ms)
+                if is_left:
+                    self._emit(value, partner, time_ms, partner_ms, result_ms)
+                else:
+                    self._emit(partner, value, partner_ms, time_ms, result_ms)
 
-    def _on_time(self, half: _Half, value: Any, context: FunctionContext) -> int | None:
-        """Return an element's time; None, and the element is dealt with, if it is late."""
-        time_ms = context.timestamp_ms
-        if time_ms is None or time_ms == MIN_WATERMARK_MS:
-            raise JoinNeedsTime("an interval join")
-        if time_ms >= self._timers.watermark_ms:
-            return time_ms
+        return process
+
+    @staticmethod
+    def _put_aside(half: _Half, value: Any, context: FunctionContext) -> None:
+        """Do what is done with an element that is late."""
         if half.late is None:
             context.count(LATE_RECORDS_DROPPED)
         else:
             context.output(half.late, value)
-        return None
 
-    def _partners(self, other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
+    @staticmethod
+    def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
         """Return the other side's waiting elements of these times; they are not alone from now on."""
-        first, behind = other.buffer.span(from_ms, to_ms)
         entries = other.buffer.entries()
+        if not entries:
+            return []
+        first = bisect_left(entries, from_ms, key=time_of)
+        behind = bisect_right(entries, to_ms, lo=first, key=time_of)
         found = entries[first:behind]
-        if other.keeps and not all(entry[-2] for entry in found):
-            joined = [(*entry[:-2], True, entry[-1]) for entry in found]
+        if other.keeps and not all(entry[_IS_JOINED] for entry in found):
+            joined = [(*entry[:_IS_JOINED], True, entry[-1]) for entry in found]
             other.buffer.replace([*entries[:first], *joined, *entries[behind:]])
         return found
 
-    def _keep(self, half: _Half, value: Any, time_ms: int, is_joined: bool) -> None:
+    def _keep(self, half: _Half, other: _Half, value: Any, time_ms: int, is_joined: bool) -> None:
         """Let an element wait for partners that come later."""
-        before_ms = self._due_ms()
+        before_ms, due_ms = self._due_ms(half, other), half.over_ms(time_ms)
         half.buffer.add(value, time_ms, (is_joined,) if half.keeps else ())
-        due_ms = half.over_ms(time_ms)
         if before_ms is None or due_ms < before_ms:
             if before_ms is not None:
                 self._timers.delete_event_time_timer(before_ms)
@@ -146,20 +160,11 @@ class IntervalJoinOperator(KeyedStreamOperator):
         if rows is not None:
             self._context.emit(rows, result_ms)
 
-    # -- what is over ---------------------------------------------------------------------------------
-    def _cut(self, half: _Half) -> list[Entry]:
-        """Take the entries out of a buffer for which no partner can come any more."""
-        entries, watermark_ms = half.buffer.entries(), self._timers.watermark_ms
-        over = sum(1 for entry in entries if half.over_ms(time_of(entry)) <= watermark_ms)
-        if over:
-            half.buffer.replace(entries[over:])
-        return entries[:over]
-
-    def _due_ms(self) -> int | None:
+    @staticmethod
+    def _due_ms(one: _Half, other: _Half) -> int | None:
         """Return when the next element of the current key is over; None if none waits."""
-        first = [
-            half.over_ms(time_of(entries[0]))
-            for half in (self._left, self._right)
-            if (entries := half.buffer.entries())
-        ]
-        return min(first, default=None)
+        here, there = one.buffer.entries(), other.buffer.entries()
+        if not here:
+            return other.over_ms(time_of(there[0])) if there else None
+        due_ms = one.over_ms(time_of(here[0]))
+        return min(due_ms, other.over_ms(time_of(there[0]))) if there else due_ms

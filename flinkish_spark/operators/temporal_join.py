@@ -113,9 +113,12 @@ class TemporalJoinOperator(KeyedStreamOperator):
     def _due_ms(self) -> int | None:
         """Return when something can be done for the current key; None if there is nothing to do."""
         waiting, versions = self._left.entries(), self._right.entries()
+        due_ms = time_of(waiting[0]) if waiting else None
+        if len(versions) < 2:
+            return due_ms
         # The first version is over when the watermark reaches the second.
-        first = [time_of(entries[at]) for entries, at in ((waiting, 0), (versions, 1)) if len(entries) > at]
-        return min(first, default=None)
+        over_ms = time_of(versions[1])
+        return over_ms if due_ms is None else min(over_ms, due_ms)
 
     def _register(self, before_ms: int | None) -> None:
         """Register the timer for what can be done first, in place of the one before."""

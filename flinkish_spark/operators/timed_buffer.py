@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort_right
-from collections.abc import Sequence
+from bisect import insort_right
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from flinkish_spark.operators.keyed_context import KeyedStates
@@ -15,10 +16,8 @@ from flinkish_spark.state.tables import StateTable
 Entry = tuple[Any, ...]
 
 
-def time_of(entry: Entry) -> int:
-    """Return an entry's time."""
-    time_ms: int = entry[-1]
-    return time_ms
+#: An entry's time.
+time_of: Callable[[Entry], int] = itemgetter(-1)
 
 
 class TimedBuffer:
@@ -77,8 +76,3 @@ class TimedBuffer:
             self._table.write(self._scope, entries)
         else:
             self._table.remove(self._scope)
-
-    def span(self, from_ms: int, to_ms: int) -> tuple[int, int]:
-        """Return which places of the current key's entries have times from and to these."""
-        entries = self.entries()
-        return bisect_left(entries, from_ms, key=time_of), bisect_right(entries, to_ms, key=time_of)

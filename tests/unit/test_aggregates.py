@@ -124,7 +124,7 @@ class Declaring(KeyedStreamOperator):
 class Vectorised:
     """Both steps over batches; state through the stored form each time."""
 
-    def __init__(self, aggregation, input_type):
+    def __init__(self, aggregation, input_type, ttl=None):
         self.aggregation, self.value, self.bases = aggregation, None, MemoryBases()
         self.schema = pa.schema(
             [
@@ -132,7 +132,7 @@ class Vectorised:
                 for one in ElementType(input_type).fields
             ]
         )
-        states = GroupRun(Declaring(MergePartials(aggregation)), "op", 4).states
+        states = GroupRun(Declaring(MergePartials(aggregation, ttl)), "op", 4).states
         self.layout = GroupLayout.of(states, [T.StringType()])
 
     def batch(self, rows):
@@ -142,7 +142,7 @@ class Vectorised:
             schema=self.schema,
         )
 
-    def run(self, *parts):
+    def run(self, *parts, now_ms=0):
         """Combine each part, merge all at once; return the result by key."""
         keys, partials = [], []
         for rows in parts:
@@ -154,7 +154,8 @@ class Vectorised:
         hashes = np.array([{None: -7, "a": 3, "b": 11}[one] for one in key.to_pylist()])
         index = KeyIndex.of(hashes, [key])
         state = GroupState(self.layout, self.value, self.bases)
-        result = merge(self.aggregation, pa.concat_batches(partials), index, state.columns(STATE, index, 0))
+        stored = state.columns(STATE, index, now_ms)
+        result = merge(self.aggregation, pa.concat_batches(partials), index, stored)
         self.value = state.dump(0, TINY)
         found = list(zip(*(column.to_pylist() for column in result.columns), strict=True))
         return dict(zip(index.keys[0].to_pylist(), found, strict=True))
@@ -284,6 +285,23 @@ def test_a_reduction_of_ones_own_has_names_and_expires() -> None:
     one.processing_time(10)
     one.push(("a", 4))
     assert one.take().rows == [("a", 3), ("a", 4)]
+
+
+def test_over_columns_a_key_s_aggregate_expires_like_one_by_one() -> None:
+    input_type, ttl = "k STRING, v LONG", StateTtl(10)
+    total = FieldAggregate(Fold.SUM, "v")
+    run = Vectorised(element_aggregation(total, input_type), input_type, ttl)
+
+    def make(**given):
+        return harness(ReduceOperator(element_reduce(total, input_type), input_type, ttl), **given)
+
+    single = make()
+    for at, now_ms in enumerate((0, 5, 9, 15, 24, 25, 40, 49, 60)):
+        rows = [(key, 1 << at) for key in ("a", "b") if key == "a" or at % 3 == 0]
+        single.processing_time(now_ms)
+        single.push_all([(row, None) for row in rows])
+        assert run.run(rows, now_ms=now_ms) == {row[0]: tuple(row) for row in single.take().rows}
+        single = make(restore=single.snapshot(), bases=single.bases)
 
 
 TYPE = "k STRING, v INT, tags ARRAY<STRING>"

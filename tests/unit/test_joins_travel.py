@@ -1,4 +1,4 @@
-"""Operators of joins and aggregates travel to workers before they are opened, and a GroupRun opens each copy."""
+"""Operators of joins and aggregates travel to workers before they are opened there."""
 
 from __future__ import annotations
 
