@@ -26,7 +26,7 @@ from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import RuntimeContext
 from flinkish_spark.operators.column_folds import fold_groups, fold_pairs, same_values
 from flinkish_spark.operators.columnar_state import ColumnarState
-from flinkish_spark.operators.key_index import Array, KeyIndex
+from flinkish_spark.operators.key_index import Array, KeyIndex, group_numbers
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.state import StateTtl, ValueStateDescriptor
@@ -132,26 +132,6 @@ def merge(
     columns = aggregation.add(state.exists, before, now)
     state.put(columns)
     return pa.RecordBatch.from_arrays(columns, names=aggregation.names)
-
-
-def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
-    """Return a number per row, by its key, in the order of first appearance; and each key's first row."""
-    numbers: Array | None = None
-    for key in keys:
-        encoded = key.dictionary_encode(null_encoding="encode")
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if numbers is None:
-            numbers = codes
-        else:
-            both = pa.array(numbers * len(encoded.dictionary) + codes).dictionary_encode()
-            numbers = both.indices.to_numpy().astype(np.int64)
-    if numbers is None:
-        raise ValueError("an aggregate needs at least one key column")
-    count = int(numbers.max()) + 1 if len(numbers) else 0
-    first = np.empty(count, dtype=np.int64)
-    # Of several rows of a key the one that is written last stays: the first.
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
-    return numbers, first
 
 
 class Columns(ColumnAggregation):
