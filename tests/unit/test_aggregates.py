@@ -28,6 +28,7 @@ from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.row_aggregates import AggregatedRows, ReducedRows
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.value_folds import element_reduce
 from flinkish_spark.operators.vectorized_aggregates import (
@@ -213,6 +214,36 @@ def test_one_column_alone_is_kept_as_it_is() -> None:
         {"a": (2,)},
         {"a": (5,)},
     )
+
+
+def test_a_reduction_of_ones_own_over_columns() -> None:
+    run = Vectorised(ReducedRows(lambda a, b: (a.k, a.n * 10 + b.n), "k STRING, n LONG"), "k STRING, n LONG")
+    parts = [[("a", 1), ("b", 7), ("a", 2)], [("a", 3)]]
+    assert run.run(*parts) == {"a": ("a", 123), "b": ("b", 7)}
+    assert run.run([("b", 1), (None, 5)]) == {"b": ("b", 71), None: (None, 5)}
+    alone = ReducedRows(max, "LONG")
+    batch = pa.RecordBatch.from_pydict({"value": [3, 5, 4]})
+    assert alone.state_type() == "bigint"
+    assert combine(alone, batch, [pa.array(["a", "a", "b"])]).partials.to_pydict() == {"value": [5, 4]}
+    nothing = combine(alone, batch.slice(0, 0), [pa.array([], pa.string())]).partials
+    assert nothing.to_pydict() == {"value": []}
+
+
+def test_an_aggregate_function_over_columns_merges_accumulators() -> None:
+    class Average(Sum):
+        def get_result(self, accumulator):
+            return accumulator[0] / accumulator[1]
+
+    average = AggregatedRows(Average(), "k STRING, n LONG", "total LONG, rows LONG")
+    run = Vectorised(average, "k STRING, n LONG")
+    assert run.run([("a", 1), ("b", 7)], [("a", 2)]) == {"a": (3, 2), "b": (7, 1)}
+    merged = run.run([("a", 6), ("b", 8)])
+    assert merged == {"a": (9, 3), "b": (15, 2)}
+    rows = list(zip(*merged.values(), strict=True))
+    assert average.results(pa.RecordBatch.from_arrays([pa.array(one) for one in rows], ["x", "y"])) == [
+        3.0,
+        7.5,
+    ]
 
 
 BIG = 1 << 62
