@@ -10,6 +10,7 @@ import numpy as np
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.broadcast_side import (
     NO_KEY,
+    ApplicationFailed,
     BroadcastSide,
     BroadcastSideContext,
     ContextFacts,
@@ -76,6 +77,11 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
         Called behind `GroupState.load` and before `GroupRun.run`, for every key group of the partition: also
         for those that have no elements and no timers in this micro-batch.
+
+        Raises
+        ------
+        ApplicationFailed
+            A function raised; nothing of the micro-batch counts.
         """
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
@@ -85,8 +91,12 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
             for key in list(table.entries):
                 scope.enter(key)
                 # What is expired is not there.
-                if table.read(scope) is not None:
+                if table.read(scope) is None:
+                    continue
+                try:
                     one.function(key, state)
+                except Exception as error:
+                    raise ApplicationFailed(one.descriptor.name, key, error) from error
 
     # -- parts ----------------------------------------------------------------------------------------
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
@@ -151,12 +161,13 @@ class BroadcastRun:
         """
         self.side.begin(value)
         emitted = self.side.process(broadcast, progress)
+        stored = self.side.dump()
         context = self._context
         context.emitted = emitted
         context.watermark_ms = progress.watermark_ms
         context.processing_time_ms = progress.processing_time_ms
         context.process(self._function.process_element, elements)
-        return emitted, self.side.tables.dump() if self.side.tables.is_changed else None
+        return emitted, stored
 
     def close(self) -> None:
         """Close the function."""

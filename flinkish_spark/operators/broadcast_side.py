@@ -22,6 +22,14 @@ class BroadcastElementFailed(ElementFailed):
     """The function raised at a broadcast element; `at` is its place among those."""
 
 
+class ApplicationFailed(Exception):
+    """A function that was given to `apply_to_keyed_state` raised."""
+
+    def __init__(self, state: str, key: Any, error: Exception) -> None:
+        super().__init__(f"state '{state}' of the key {key!r}: {type(error).__name__}: {error}")
+        self.state, self.key, self.error = state, key, error
+
+
 class _NoKey:
     """Stands where the key would be; whatever looks something up by it is told."""
 
@@ -118,8 +126,7 @@ class BroadcastSideContext(ContextFacts):
 class BroadcastSide:
     """The broadcast elements of one operator in one partition.
 
-    Per micro-batch: :meth:`begin`, :meth:`process`, then the partition's elements; behind those the
-    states are stored again if `tables.is_changed`.
+    Per micro-batch: :meth:`begin`, :meth:`process`, :meth:`dump`, then the partition's elements.
 
     Parameters
     ----------
@@ -142,7 +149,8 @@ class BroadcastSide:
     ) -> None:
         self._uid, self._descriptors, self._process = uid, tuple(descriptors), process
         self._context = BroadcastSideContext(is_declared)
-        self.begin(None)
+        self._value: bytes | None = None
+        self._context.tables = BroadcastTables(uid, self._descriptors, None)
 
     @property
     def tables(self) -> BroadcastTables:
@@ -162,8 +170,26 @@ class BroadcastSide:
         FrameError, OperatorValueMismatch
             It cannot be read.
         """
-        self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
         self._context.applications = []
+        if value != self._value or self.tables.is_changed:
+            self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
+            self._value = None if value is None else bytes(value)
+
+    def dump(self) -> bytes | None:
+        """Return what is to be stored for the partition; None if nothing has changed.
+
+        Whoever begins with just that again finds the states as they are, without reading them anew.
+
+        Raises
+        ------
+        OperatorValueMismatch
+            A key or value does not fit its declared type.
+        """
+        if not self.tables.is_changed:
+            return None
+        self._value = self.tables.dump()
+        self.tables.settle()
+        return self._value
 
     def process(self, elements: Elements, progress: Progress) -> Emitted:
         """Process the micro-batch's broadcast elements; their keys are not looked at.

@@ -169,6 +169,11 @@ class BroadcastTables:
         """Whether there is something to store."""
         return any(state.is_changed for state in self._writable.values())
 
+    def settle(self) -> None:
+        """Take the states for stored, as they are."""
+        for state in self._writable.values():
+            state.is_changed = False
+
     def dump(self) -> bytes:
         """Return the value to store; the same for equal states that were filled in the same order.
 

@@ -109,8 +109,7 @@ class BroadcastHarness(OperatorHarness):
             side.begin(copy)
             if broadcast:
                 self._collect(side.process(Elements(values, values, times), progress))
-            if side.tables.is_changed:
-                self._copies[partition] = side.tables.dump()
+            self._copies[partition] = side.dump() or copy
             woken = set(by_group) | (set(self._values) if side.applications else set())
             for group in sorted(woken):
                 if group % len(self._copies) == partition:

@@ -8,7 +8,7 @@ import pytest
 
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import BroadcastRun
-from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
+from flinkish_spark.operators.broadcast_side import ApplicationFailed, BroadcastElementFailed
 from flinkish_spark.operators.broadcast_state import (
     BroadcastStateIsReadOnly,
     BroadcastTables,
@@ -203,6 +203,37 @@ def test_keyed_state_that_is_expired_is_not_applied_to() -> None:
     one.processing_time(10)
     one.broadcast("now")
     assert one.entries("old") == {"b": 102}
+
+
+def test_what_is_applied_and_fails_names_state_and_key() -> None:
+    class Failing(Limits):
+        def process_broadcast_element(self, rule, ctx):
+            ctx.apply_to_keyed_state(TOTAL, lambda key, total: 1 // 0)
+
+    one = make(Failing())
+    one.push(("a", 1, "x"))
+    with pytest.raises(ApplicationFailed, match="state 'total' of the key 'a': ZeroDivisionError"):
+        one.broadcast(("x", 1))
+
+
+def test_a_copy_that_is_known_is_not_read_again_and_one_that_failed_is() -> None:
+    class Failing(Limits):
+        def process_broadcast_element(self, rule, ctx):
+            super().process_broadcast_element(rule, ctx)
+            if rule[1] == 13:
+                raise ValueError("unlucky")
+
+    one = make(Failing(), parallelism=1)
+    side = one._keyed.side
+    one.broadcast(("x", 1))
+    tables = side.tables
+    one.push(("a", 1, "x"))
+    assert side.tables is tables
+    with pytest.raises(BroadcastElementFailed):
+        one.broadcast(("y", 13))
+    one.push(("a", 1, "x"))
+    assert side.tables is not tables
+    assert one.copies(RULES) == [{"x": (1, "X")}]
 
 
 def test_what_is_applied_must_be_declared() -> None:
