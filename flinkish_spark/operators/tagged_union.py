@@ -41,7 +41,7 @@ class TaggedUnion(ElementType):
     --------
     >>> union = TaggedUnion(ElementType("user STRING, n LONG"), ElementType("STRING"))
     >>> union.ddl
-    'side INT, left_0 string, left_1 bigint, right_0 string'
+    'side INT, left_user string, left_n bigint, right_value string'
     >>> tag_left, tag_right = union.tagging()
     >>> tag_right("x"), tag_right("x").value, tag_left(("ann", 1)).value
     ((1, None, None, 'x'), 'x', Record(user='ann', n=1))
@@ -49,9 +49,9 @@ class TaggedUnion(ElementType):
 
     def __init__(self, left: ElementType, right: ElementType) -> None:
         named = [
-            f"{side}_{at} {field.dataType.simpleString()}"
+            f"{side}_{field.name} {field.dataType.simpleString()}"
             for side, element in (("left", left), ("right", right))
-            for at, field in enumerate(element.fields)
+            for field in element.fields
         ]
         super().__init__(", ".join(["side INT", *named]))
         # The dataclass is frozen.

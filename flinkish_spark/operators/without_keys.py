@@ -29,4 +29,7 @@ class NoKeyedState:
             "key_by() before it and use a keyed function"
         )
 
+    def drop_state(self, name: str) -> None:
+        """Do nothing: there is no such state."""
+
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse

@@ -222,6 +222,16 @@ def test_elements_of_one_type_are_joined_as_they_are() -> None:
     assert one.take().rows == [("x", 2.5), (None, 3.5)]
 
 
+def test_elements_that_wait_may_get_a_field() -> None:
+    one = harness(IntervalJoinOperator(join_of()))
+    one.push(("a", 1), 10)
+    wider = IntervalJoin("k STRING, note STRING, n LONG", RIGHT, -3, 3)
+    one = harness(IntervalJoinOperator(wider), restore=one.snapshot(), bases=one.bases)
+    one.push(("a", "new", 2), 10)
+    one.push(("a", 5, "x"), 10, source=1)
+    assert one.take().rows == [("a", None, 1, "a", 5, "x"), ("a", "new", 2, "a", 5, "x")]
+
+
 def test_elements_need_a_time() -> None:
     one = harness(IntervalJoinOperator(join_of()))
     with pytest.raises(ElementFailed, match="interval join needs elements with a timestamp") as caught:

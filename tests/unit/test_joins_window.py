@@ -195,6 +195,17 @@ def test_a_function_of_pairs_has_state_of_the_key_and_side_outputs() -> None:
     assert one.entries("pairs") == {"a": 2}
 
 
+def test_elements_in_a_window_may_get_a_field_on_either_side() -> None:
+    spec = WindowSpec(TumblingEventTimeWindows(10))
+    one = harness(WindowCoGroupOperator(WindowJoin(LEFT, RIGHT, spec)))
+    apply(one, ("push", [("a", 0, 1), ("a", 1, 2)]))
+    wider = WindowJoin("k STRING, x LONG, n LONG", "note STRING, k STRING, m LONG, o STRING", spec)
+    one = harness(WindowCoGroupOperator(wider), restore=one.snapshot(), bases=one.bases)
+    one.push(("a", 7, 2), 3)
+    one.watermark(9)
+    assert one.take().rows == [("a", None, 0, None, "a", 1, "o1"), ("a", 7, 2, None, "a", 1, "o1")]
+
+
 SPEC = WindowSpec(TumblingEventTimeWindows(10))
 
 
