@@ -31,7 +31,7 @@ from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.state import StateTtl, ValueStateDescriptor
 
-STATE = "aggregate"
+AGGREGATE = "aggregate"
 
 
 @dataclass(frozen=True)
@@ -290,11 +290,11 @@ class MergePartials(VectorizedProcessFunction):
 
     def open(self, context: RuntimeContext) -> None:
         """Declare the state."""
-        context.get_state(ValueStateDescriptor(STATE, self._aggregation.state_type(), ttl=self._ttl))
+        context.get_state(ValueStateDescriptor(AGGREGATE, self._aggregation.state_type(), ttl=self._ttl))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
         """Return the aggregates of the batch's keys, one row each."""
-        return (merge(self._aggregation, batch, ctx.index, ctx.state(STATE)),)
+        return (merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)),)
 
 
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")

@@ -32,7 +32,7 @@ from flinkish_spark.operators.row_aggregates import AggregatedRows, ReducedRows
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.value_folds import element_reduce
 from flinkish_spark.operators.vectorized_aggregates import (
-    STATE,
+    AGGREGATE,
     Columns,
     MergePartials,
     combine,
@@ -155,7 +155,7 @@ class Vectorised:
         hashes = np.array([{None: -7, "a": 3, "b": 11}[one] for one in key.to_pylist()])
         index = KeyIndex.of(hashes, [key])
         state = GroupState(self.layout, self.value, self.bases)
-        stored = state.columns(STATE, index, now_ms)
+        stored = state.columns(AGGREGATE, index, now_ms)
         result = merge(self.aggregation, pa.concat_batches(partials), index, stored)
         self.value = state.dump(0, TINY)
         found = list(zip(*(column.to_pylist() for column in result.columns), strict=True))
