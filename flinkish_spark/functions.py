@@ -7,8 +7,8 @@ attributes must not hold a Spark session, a lock or a connection (make those in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.state import (
@@ -20,9 +20,13 @@ from flinkish_spark.state import (
     MapStateDescriptor,
     ReducingState,
     ReducingStateDescriptor,
+    StateDescriptor,
     ValueState,
     ValueStateDescriptor,
 )
+
+if TYPE_CHECKING:
+    from flinkish_spark.operators.broadcast_state import BroadcastState, ReadOnlyBroadcastState
 
 
 class RuntimeContext(Protocol):
@@ -228,6 +232,158 @@ class KeyedProcessFunction(RichFunction, ABC):
         Called once per timer, in the order of their times. Event-time timers fire when the watermark
         reaches them, before the elements that came behind that watermark.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
+        )
+
+
+class KeyedCoProcessFunction(RichFunction, ABC):
+    """A function over two keyed streams whose elements of one key share its state and its timers.
+
+    Nothing is promised about the order between the two inputs, as in Flink: what has to wait for the other
+    side waits in state. Of one input, elements of one key and channel come in their order.
+
+    Examples
+    --------
+    >>> class Enrich(KeyedCoProcessFunction):
+    ...     def open(self, context):
+    ...         self.name = context.get_state(ValueStateDescriptor("name", "STRING"))
+    ...     def process_element1(self, order, ctx):
+    ...         yield order.user, self.name.value(), order.amount
+    ...     def process_element2(self, user, ctx):
+    ...         self.name.update(user.name)
+    """
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Process an element of the first input; as :meth:`KeyedProcessFunction.process_element`."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Process an element of the second input."""
+
+    def on_timer(self, time_ms: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+        """Act on a timer that either of the two has registered."""
+        raise NotImplementedError(
+            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
+        )
+
+
+class BroadcastContext(Protocol):
+    """Given to `process_broadcast_element`; no key is the current one."""
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a broadcast state, to read and to write."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+
+
+class KeyedBroadcastContext(BroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.process_broadcast_element`."""
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
+        """Call a function with each key that has an entry of a state, and that state.
+
+        Parameters
+        ----------
+        descriptor
+            Of a state that `open` has asked for.
+        function
+            Takes a key and the state, for which that key is the current one. It may change that state, and
+            emits nothing.
+
+        Notes
+        -----
+        It is called in the same micro-batch, before any timer and element of the key's group. What it sees
+        of the broadcast state is what all broadcast elements of that micro-batch have made of it.
+        """
+
+
+class ReadOnlyBroadcastContext(Protocol):
+    """What the element side can do with broadcast states: read."""
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""
+
+
+class ReadOnlyContext(ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`BroadcastProcessFunction.process_element`."""
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+
+
+class KeyedReadOnlyContext(Context, ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.process_element`."""
+
+
+class BroadcastOnTimerContext(OnTimerContext, ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.on_timer`."""
+
+
+class BroadcastProcessFunction(RichFunction, ABC):
+    """A function over a stream and a broadcast one, whose elements every parallel copy sees.
+
+    Each partition has a copy of the broadcast state. The copies stay equal if what
+    `process_broadcast_element` does follows from the element and the broadcast state alone. In a micro-batch
+    the broadcast elements come before all others, in every partition.
+
+    Examples
+    --------
+    >>> RULES = MapStateDescriptor("rules", "STRING", "LONG")
+    >>> class Allowed(BroadcastProcessFunction):
+    ...     def process_element(self, value, ctx):
+    ...         limit = ctx.get_broadcast_state(RULES).get(value.kind)
+    ...         if limit is None or value.amount <= limit:
+    ...             yield value
+    ...     def process_broadcast_element(self, rule, ctx):
+    ...         ctx.get_broadcast_state(RULES)[rule.kind] = rule.limit
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+        """Process an element; `yield` emits."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: BroadcastContext) -> Iterable[Any] | None:
+        """Process a broadcast element; what it emits, it emits once per partition, as in Flink."""
+
+
+class KeyedBroadcastProcessFunction(RichFunction, ABC):
+    """A function over a keyed stream and a broadcast one: state and timers per key, and broadcast state.
+
+    What :class:`BroadcastProcessFunction` says of broadcast state is true here too.
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> Iterable[Any] | None:
+        """Process an element of the current key; `yield` emits."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> Iterable[Any] | None:
+        """Process a broadcast element. No key is the current one: keyed state and timers are refused."""
+
+    def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterable[Any] | None:
+        """Act on a timer of `ctx`'s key."""
         raise NotImplementedError(
             f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
         )

@@ -45,9 +45,24 @@ class ColumnarState:
         )
 
     @cached_property
+    def _living(self) -> tuple[Array, Array]:
+        """The same, without the rows of entries that are expired."""
+        (upper, lower), ttl = self._places, self._table.layout.ttl
+        if ttl is None:
+            return upper, lower
+        is_expired = np.zeros(len(self._index), dtype=bool)
+        # The delta's last: its row stands for the base's.
+        for layer, places in ((self._table.base, lower), (self._table.delta, upper)):
+            there = np.flatnonzero(places != _NOWHERE)
+            if layer is not None and len(there):
+                touched = layer.column(TOUCHED).to_numpy()[places[there]]
+                is_expired[there] = touched + ttl.ttl_ms <= self._now_ms
+        return np.where(is_expired, _NOWHERE, upper), np.where(is_expired, _NOWHERE, lower)
+
+    @cached_property
     def exists(self) -> Array:
         """Whether there is a value, by the key's number; shape (keys,), bool."""
-        upper, lower = self._places
+        upper, lower = self._living
         found: Array = lower != _NOWHERE
         in_delta = upper != _NOWHERE
         alive = self._table.delta.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
@@ -55,8 +70,11 @@ class ColumnarState:
         return found
 
     def column(self, at: int = 0) -> pa.Array:
-        """Return one column of the value by the key's number, null where there is none; shape (keys,)."""
-        upper, lower = self._places
+        """Return one column of the value by the key's number, null where there is none; shape (keys,).
+
+        Reading does not begin an entry's time to live anew.
+        """
+        upper, lower = self._living
         name = f"value_{at}"
         in_delta = upper != _NOWHERE
         in_base = (lower != _NOWHERE) & ~in_delta
@@ -111,7 +129,7 @@ class ColumnarState:
         arrays += [pa.array(np.full(len(chosen), self._now_ms))] if TOUCHED in layout.schema.names else []
         rows = pa.RecordBatch.from_arrays([*arrays, *columns, pa.array(alive)], schema=layout.schema)
         table.put_rows(rows.filter(pa.array(written)), gone[gone != _NOWHERE])
-        for name in ("_places", "exists"):
+        for name in ("_places", "_living", "exists"):
             self.__dict__.pop(name, None)
 
 

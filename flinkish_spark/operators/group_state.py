@@ -203,18 +203,22 @@ class GroupState:
         self._selected: dict[str, dict[Any, Row]] = {}
         self._hash_of: dict[Any, int] = {}
 
-    def load(self, run: GroupRun, hash_of: Mapping[Any, int], progress: Progress) -> None:
+    def load(
+        self, run: GroupRun, hash_of: Mapping[Any, int], progress: Progress, also: Array = _NONE
+    ) -> None:
         """Give an operator the entries of keys that have elements, and of those whose timers are due.
 
         Parameters
         ----------
         hash_of
             Hash of each key that has elements.
+        also
+            Hashes of keys that are wanted besides.
         """
         run.begin({})
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self._due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
-        hashes = np.unique(np.concatenate([own, *due]))
+        hashes = np.unique(np.concatenate([own, *due, also]))
         self._selected = {name: table.select(hashes) for name, table in self._tables.items()}
         self._hash_of = dict(hash_of)
         for domain in TimeDomain:
@@ -224,6 +228,11 @@ class GroupState:
             run.timers.queues[domain] = TimerQueue(stored, self._registered[domain])
         for name, table in run.states.tables.items():
             found = self._selected[STATE + name]
+            if len(also):
+                self._hash_of.update(
+                    (slot[0] if name in run.states.namespaced else slot, row.hash)
+                    for slot, row in found.items()
+                )
             table.entries.update((slot, row.value) for slot, row in found.items())
             if isinstance(table, ExpiringTable):
                 table.touched_ms.update((slot, row.touched_ms) for slot, row in found.items())
@@ -253,6 +262,11 @@ class GroupState:
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         """Return a value state of the keys of a batch, as columns."""
         return ColumnarState(self._tables[STATE + state], index, now_ms)
+
+    def hashes_of(self, state: str) -> Array:
+        """Return the hashes of all keys that may have an entry of a state."""
+        layers = self._tables[STATE + state].layers
+        return np.concatenate([layer.column(0).to_numpy() for layer in layers])
 
     @property
     def is_changed(self) -> bool:

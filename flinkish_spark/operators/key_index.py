@@ -70,6 +70,32 @@ class KeyIndex:
         return cls(of_row, hashes[first], tuple(column.take(pa.array(first)) for column in keys), first)
 
 
+def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
+    """Return a number per row, by its key, in the order of first appearance; and each key's first row.
+
+    Parameters
+    ----------
+    keys
+        Key columns, of equal length; at least one. Null is the same as null.
+    """
+    numbers: Array | None = None
+    for key in keys:
+        encoded = key.dictionary_encode(null_encoding="encode")
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if numbers is None:
+            numbers = codes
+        else:
+            both = pa.array(numbers * len(encoded.dictionary) + codes).dictionary_encode()
+            numbers = both.indices.to_numpy().astype(np.int64)
+    if numbers is None:
+        raise ValueError("rows cannot be told apart without a key column")
+    count = int(numbers.max()) + 1 if len(numbers) else 0
+    first = np.empty(count, dtype=np.int64)
+    # Of several rows of a key the one that is written last stays: the first.
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    return numbers, first
+
+
 def _same(left: pa.Array, right: pa.Array) -> bool:
     if left.null_count or right.null_count:
         if not left.is_null().equals(right.is_null()):

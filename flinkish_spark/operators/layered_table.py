@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.operators.key_index import group_numbers
 from flinkish_spark.operators.table_codec import (
+    ALIVE,
+    HASH,
     Row,
     TableLayout,
     decode_rows,
@@ -94,12 +97,22 @@ class LayeredTable:
         delta = self.delta
         if self.base is None:
             return delta
-        hashes = np.unique(delta.column(0).to_numpy())
-        places = places_with(self.base, hashes)
-        over = {row.slot: row for row in self._decoded(self.base, places)}
-        over.update({row.slot: row for row in self._decoded(delta, np.arange(delta.num_rows))})
-        living = [row for row in over.values() if row.alive]
-        return _joined([_without(self.base, places), encode_rows(self.layout, living)])
+        places = places_with(self.base, np.unique(delta.column(0).to_numpy()))
+        both = pa.concat_batches([self.base.take(pa.array(places)), delta])
+        if not both.num_rows:
+            return self.base
+        slots = [both.column(at) for at, name in enumerate(both.schema.names) if name in self._slot_names]
+        numbers, first = group_numbers(slots)
+        # Of the rows of a slot the one that is written last stays: the delta's.
+        last = np.empty(len(first), dtype=np.int64)
+        last[numbers] = np.arange(len(numbers))
+        upper = both.take(pa.array(last))
+        return _joined([_without(self.base, places), upper.filter(upper.column(ALIVE))])
+
+    @property
+    def _slot_names(self) -> set[str]:
+        """Names of the columns that tell entries apart."""
+        return {HASH, *self.layout.form.value, *(f"key_{at}" for at in range(len(self.layout.keys)))}
 
     def rows(self) -> Iterable[Row]:
         """Return all living entries; for readers of checkpoints and for savepoints."""

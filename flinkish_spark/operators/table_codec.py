@@ -29,6 +29,7 @@ from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from flinkish_spark.state.descriptors import is_list_of_fields
+from flinkish_spark.state.ttl import StateTtl
 
 HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
 #: Metadata of a value's column: its field's name.
@@ -98,6 +99,8 @@ class TableLayout:
         From what Arrow makes of a value to what the state holds; None where that is the same.
     value_names
         What readers call the values; stored beside their types, and never compared.
+    ttl
+        How long entries live; None: for ever. For whoever works on columns.
     """
 
     name: str
@@ -107,6 +110,7 @@ class TableLayout:
     expires: bool = False
     decode: Convert | None = None
     value_names: tuple[str, ...] = ()
+    ttl: StateTtl | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -145,6 +149,7 @@ def layout_of(
         descriptor.ttl is not None,
         _decoder(descriptor),
         tuple(field.name for field in fields),
+        descriptor.ttl,
     )
 
 

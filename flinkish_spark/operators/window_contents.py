@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import types as T
-
 from flinkish_spark.functions import AggregateFunction
 from flinkish_spark.operators.keyed_context import KeyedStates
-from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.operators.stored_elements import ElementType, Named
 from flinkish_spark.state import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
-from flinkish_spark.state.descriptors import is_list_of_fields
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation
 from flinkish_spark.windows.time_window import TimeWindow
@@ -24,7 +20,6 @@ CONTENTS = "window/contents"
 _TIME_FIELD = "__time_ms LONG"
 
 Reduce = Callable[[Any, Any], Any]
-Named = Callable[[Any], Any]
 #: Given a window's elements, calls its function and emits what that returns.
 Fire = Callable[[Sequence[Any]], None]
 
@@ -53,7 +48,9 @@ class WindowContents(ABC):
         """Give one slot's content to another, behind what that has."""
 
 
-def contents_of(computation: WindowComputation, input_type: str, evictor: Evictor | None) -> WindowContents:
+def contents_of(
+    computation: WindowComputation, input_type: ElementType, evictor: Evictor | None
+) -> WindowContents:
     """Return the contents that a computation needs."""
     if evictor is not None:
         return _Evicted(input_type, evictor, computation)
@@ -65,14 +62,14 @@ def contents_of(computation: WindowComputation, input_type: str, evictor: Evicto
 
 
 class _Reduced(WindowContents):
-    def __init__(self, input_type: str, computation: ReduceWindow) -> None:
+    def __init__(self, input_type: ElementType, computation: ReduceWindow) -> None:
         self._type, self._computation = input_type, computation
 
     def open(self, states: KeyedStates) -> None:
-        self._named = _naming(self._type)
+        self._named = self._type.naming()
         self._reduce = _named_reduce(self._computation, self._named)
         states.per_namespace(CONTENTS)
-        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type))
+        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type.ddl))
 
     def reduce(self, first: Any, second: Any) -> Any:
         return self._reduce(first, second)
@@ -118,13 +115,13 @@ class _Aggregated(WindowContents):
 
 
 class _Listed(WindowContents):
-    def __init__(self, input_type: str) -> None:
+    def __init__(self, input_type: ElementType) -> None:
         self._type = input_type
 
     def open(self, states: KeyedStates) -> None:
-        self._named = _naming(self._type)
+        self._named = self._type.naming()
         states.per_namespace(CONTENTS)
-        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type))
+        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
 
     def add(self, value: Any, timestamp_ms: int | None) -> None:
         self._state.add(value)
@@ -144,14 +141,14 @@ class _Listed(WindowContents):
 class _Evicted(WindowContents):
     """Elements with their times, so that an evictor can choose; computed when the window fires."""
 
-    def __init__(self, input_type: str, evictor: Evictor, computation: WindowComputation) -> None:
+    def __init__(self, input_type: ElementType, evictor: Evictor, computation: WindowComputation) -> None:
         self._type, self._evictor, self._computation = input_type, evictor, computation
 
     def open(self, states: KeyedStates) -> None:
-        self._named = _naming(self._type)
+        self._named = self._type.naming()
         self._at_once = _at_once(self._computation, self._named)
-        self._has_fields = is_list_of_fields(self._type)
-        fields = self._type if self._has_fields else f"value {self._type}"
+        self._has_fields = self._type.has_fields
+        fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
         states.per_namespace(CONTENTS)
         self._state = states.get_list_state(ListStateDescriptor(CONTENTS, f"{fields}, {_TIME_FIELD}"))
 
@@ -182,17 +179,6 @@ class _Evicted(WindowContents):
         if self._has_fields:
             return [TimestampedValue(self._named(entry[:-1]), entry[-1]) for entry in entries]
         return [TimestampedValue(*entry) for entry in entries]
-
-
-def _naming(input_type: str) -> Named:
-    """Return what gives a plain tuple the names of its fields; the state does not keep them."""
-    fields = parse_ddl(input_type)
-    if not isinstance(fields, T.StructType) or not is_list_of_fields(input_type):
-        return lambda value: value
-    names = [field.name for field in fields]
-    record: Any = namedtuple("Record", names, rename=True)  # type: ignore[misc]
-    make: Named = record._make
-    return lambda value: make(value) if type(value) is tuple else value
 
 
 def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:

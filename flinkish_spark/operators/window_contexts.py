@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.state import (
@@ -54,7 +55,7 @@ class TriggerScope:
         for descriptor in trigger.states():
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)
-            self._states[descriptor.name] = _declare(states, own)
+            self._states[descriptor.name] = declared_state(states, own)
         # The same calls, without one in between.
         self.current_watermark = timers.current_watermark
         self.current_processing_time = timers.current_processing_time
@@ -207,20 +208,6 @@ class FiringContext:
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
         self._context.emit_to(tag, value, self.window.max_timestamp_ms)
-
-
-def _declare(states: KeyedStates, descriptor: StateDescriptor) -> Any:
-    match descriptor:
-        case ValueStateDescriptor():
-            return states.get_state(descriptor)
-        case ListStateDescriptor():
-            return states.get_list_state(descriptor)
-        case MapStateDescriptor():
-            return states.get_map_state(descriptor)
-        case ReducingStateDescriptor():
-            return states.get_reducing_state(descriptor)
-        case AggregatingStateDescriptor():
-            return states.get_aggregating_state(descriptor)
 
 
 def _distinct(descriptor: StateDescriptor, others: set[str]) -> None:

@@ -14,6 +14,7 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain, Time
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.merging_windows import MERGING_WINDOWS, Merge, MergingWindowSet
+from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.window_contents import CONTENTS, contents_of
 from flinkish_spark.operators.window_contexts import (
     FiringContext,
@@ -32,14 +33,18 @@ from flinkish_spark.windows.triggers import TriggerResult
 LATE_RECORDS_DROPPED = "late_records_dropped"
 
 
-def window_operator(spec: WindowSpec, computation: WindowComputation, input_type: str) -> WindowOperator:
+def window_operator(
+    spec: WindowSpec, computation: WindowComputation, input_type: str | ElementType
+) -> WindowOperator:
     """Return the operator for windows of that kind.
 
     Parameters
     ----------
     input_type
-        DDL of the elements: fields, or one type.
+        Type of the elements; as DDL: fields, or one type.
     """
+    if isinstance(input_type, str):
+        input_type = ElementType(input_type)
     if isinstance(spec.assigner, MergingWindowAssigner):
         return MergingWindowOperator(spec, computation, input_type)
     return WindowOperator(spec, computation, input_type)
@@ -48,7 +53,7 @@ def window_operator(spec: WindowSpec, computation: WindowComputation, input_type
 class WindowOperator(KeyedStreamOperator):
     """Windows that stay what they are; see :func:`window_operator`."""
 
-    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: str) -> None:
+    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: ElementType) -> None:
         self._spec, self._assigner = spec, spec.assigner
         self._trigger = spec.actual_trigger
         self._contents = contents_of(computation, input_type, spec.evictor)
@@ -224,7 +229,7 @@ class WindowOperator(KeyedStreamOperator):
 class MergingWindowOperator(WindowOperator):
     """Windows that may become one: sessions; see :func:`window_operator`."""
 
-    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: str) -> None:
+    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: ElementType) -> None:
         super().__init__(spec, computation, input_type)
         if not isinstance(spec.assigner, MergingWindowAssigner):
             raise ConfigError(f"{type(spec.assigner).__name__} has no windows that merge")

@@ -84,7 +84,7 @@ class OperatorHarness:
     operator
         A function, or an operator.
     key
-        From an element to its key: a scalar, or a tuple for several columns.
+        From an element to its key: a scalar, or a tuple for several columns; of all inputs alike.
     key_type
         DDL of the key.
     max_parallelism
@@ -139,7 +139,7 @@ class OperatorHarness:
 
     # -- input ----------------------------------------------------------------------------------
     def push(self, value: Any, time_ms: int | None = None, source: int = 0) -> None:
-        """Process one element."""
+        """Process one element of an input, by its number."""
         self.push_all([(value, time_ms)], source)
 
     def push_all(self, elements: Sequence[tuple[Any, int | None]], source: int = 0) -> None:
@@ -220,10 +220,14 @@ class OperatorHarness:
     def _step(self, group: int, behind: Sequence[Elements], progress: Progress) -> None:
         state = GroupState(self._layout, self._values.get(group), self.bases)
         hash_of = {key: self._hash(key) for elements in behind for key in elements.keys}
-        state.load(self._run, hash_of, progress)
+        self._load(state, hash_of, progress)
         self._collect(self._run.run([], progress, behind))
         if state.store(self._run):
             self._values[group] = state.dump(group, self._policy)
+
+    def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
+        """Put a key group's entries into the run; a hook for operators that want more of them."""
+        state.load(self._run, hash_of, progress)
 
     def _collect(self, emitted: Emitted) -> None:
         self._output.rows += emitted.rows

@@ -1,0 +1,227 @@
+"""The broadcast half of an operator in one partition, and what both halves are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.operators.broadcast_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, Progress
+from flinkish_spark.operators.keyed_context import FunctionContext
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.state import MapStateDescriptor, StateDescriptor
+
+#: Takes a broadcast element and the context; returns what is emitted.
+BroadcastProcessor = Callable[[Any, "BroadcastSideContext"], Iterable[Any] | None]
+KeyedStateFunction = Callable[[Any, Any], None]
+
+
+class BroadcastElementFailed(ElementFailed):
+    """The function raised at a broadcast element; `at` is its place among those."""
+
+
+class ApplicationFailed(Exception):
+    """A function that was given to `apply_to_keyed_state` raised."""
+
+    def __init__(self, state: str, key: Any, error: Exception) -> None:
+        super().__init__(f"state '{state}' of the key {key!r}: {type(error).__name__}: {error}")
+        self.state, self.key, self.error = state, key, error
+
+
+class _NoKey:
+    """Stands where the key would be; whatever looks something up by it is told."""
+
+    def __hash__(self) -> int:
+        raise KeyedStateWithoutKey(
+            "no key is the current one while broadcast elements are processed: keyed state and timers are "
+            "the element side's; use ctx.apply_to_keyed_state()"
+        )
+
+    def __repr__(self) -> str:
+        return "<no key>"
+
+
+NO_KEY = _NoKey()
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What `apply_to_keyed_state` has asked for."""
+
+    descriptor: StateDescriptor
+    function: KeyedStateFunction
+
+
+class ContextFacts:
+    """Times of the current micro-batch and element, and where rows go; shared by contexts."""
+
+    __slots__ = ("emitted", "processing_time_ms", "timestamp_ms", "watermark_ms")
+
+    def __init__(self) -> None:
+        self.emitted = Emitted()
+        self.timestamp_ms: int | None = None
+        self.watermark_ms, self.processing_time_ms = MIN_WATERMARK_MS, 0
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time."""
+        return self.timestamp_ms
+
+    def current_watermark(self) -> int:
+        """Return the watermark."""
+        return self.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self.processing_time_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self.emitted.side.setdefault(tag.name, []).append((value, self.timestamp_ms))
+
+    def process(self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements) -> None:
+        """Give elements to a function, with these facts as the context.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised.
+        """
+        rows, times = self.emitted.rows, self.emitted.times_ms
+        stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
+        for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
+            self.timestamp_ms = time_ms
+            try:
+                rows.extend(process(value, self) or ())
+            except Exception as error:
+                raise ElementFailed(at, False, error) from error
+            times.extend([time_ms] * (len(rows) - len(times)))
+
+
+class BroadcastSideContext(ContextFacts):
+    """Given to `process_broadcast_element`."""
+
+    __slots__ = ("_is_declared", "applications", "tables")
+
+    def __init__(self, is_declared: Callable[[StateDescriptor], bool]) -> None:
+        super().__init__()
+        self.tables: BroadcastTables
+        self._is_declared = is_declared
+        self.applications: list[Application] = []
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a state, to read and to write."""
+        return self.tables.writable(descriptor)
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
+        """Note what is to be done with the keys of all groups."""
+        if not self._is_declared(descriptor):
+            raise KeyedStateWithoutKey(
+                f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
+            )
+        self.applications.append(Application(descriptor, function))
+
+
+class BroadcastSide:
+    """The broadcast elements of one operator in one partition.
+
+    Per micro-batch: :meth:`begin`, :meth:`process`, :meth:`dump`, then the partition's elements.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    descriptors
+        Of the broadcast states.
+    process
+        What handles a broadcast element.
+    is_declared
+        Whether there is such a keyed state.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        descriptors: Sequence[MapStateDescriptor],
+        process: BroadcastProcessor,
+        is_declared: Callable[[StateDescriptor], bool],
+    ) -> None:
+        self._uid, self._descriptors, self._process = uid, tuple(descriptors), process
+        self._context = BroadcastSideContext(is_declared)
+        self._value: bytes | None = None
+        self._context.tables = BroadcastTables(uid, self._descriptors, None)
+
+    @property
+    def tables(self) -> BroadcastTables:
+        """The states, as they are now."""
+        return self._context.tables
+
+    @property
+    def applications(self) -> Sequence[Application]:
+        """What the broadcast elements of this micro-batch want done with keyed state, in their order."""
+        return self._context.applications
+
+    def begin(self, value: bytes | memoryview | None) -> None:
+        """Begin a micro-batch with what was stored for the partition; None where nothing was.
+
+        Raises
+        ------
+        FrameError, OperatorValueMismatch
+            It cannot be read.
+        """
+        self._context.applications = []
+        if value != self._value or self.tables.is_changed:
+            self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
+            self._value = None if value is None else bytes(value)
+
+    def dump(self) -> bytes | None:
+        """Return what is to be stored for the partition; None if nothing has changed.
+
+        Whoever begins with just that again finds the states as they are, without reading them anew.
+
+        Raises
+        ------
+        OperatorValueMismatch
+            A key or value does not fit its declared type.
+        """
+        if not self.tables.is_changed:
+            return None
+        self._value = self.tables.dump()
+        self.tables.settle()
+        return self._value
+
+    def process(self, elements: Elements, progress: Progress) -> Emitted:
+        """Process the micro-batch's broadcast elements; their keys are not looked at.
+
+        Raises
+        ------
+        BroadcastElementFailed
+            The function raised; nothing of the micro-batch counts.
+        """
+        context = self._context
+        context.emitted = emitted = Emitted()
+        context.watermark_ms = progress.watermark_ms
+        context.processing_time_ms = progress.processing_time_ms
+        try:
+            context.process(self._process, elements)
+        except ElementFailed as failed:
+            raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
+        return emitted
+
+    def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return a state for the element side."""
+        return self._context.tables.readable(descriptor)
+
+
+class KeyedSideContext:
+    """Given to the element side: all that keyed functions have, and broadcast states to read."""
+
+    def __init__(self, context: FunctionContext, side: BroadcastSide) -> None:
+        # The same calls, without one in between.
+        self.get_current_key = context.get_current_key
+        self.timestamp = context.timestamp
+        self.timer_service = context.timer_service
+        self.time_domain = context.time_domain
+        self.output = context.output
+        self.get_broadcast_state = side.readable

@@ -1,0 +1,228 @@
+"""Operator list state: items of a parallel copy of an operator, which are dealt anew when it is rescaled.
+
+It belongs to no key. A source keeps its positions there, a sink its open files.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.operators.operator_values import (
+    OperatorValueMismatch,
+    pack_tables,
+    table_of,
+    unpack_tables,
+    values_of,
+)
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.state.descriptors import is_list_of_fields
+
+_KIND = "operator list state"
+
+
+class Redistribution(enum.Enum):
+    """Who gets which items when the number of copies has changed.
+
+    SPLIT: each item goes to one copy, about equally many to each, in their order. UNION: every copy gets all
+    items, of all copies one after the other, and chooses; also where the number has not changed, as in
+    Flink.
+    """
+
+    SPLIT = "SPLIT"
+    UNION = "UNION"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorListDescriptor:
+    """Name and element type of an operator list state.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator.
+    element_type
+        DDL of an item: one type, or fields for a tuple.
+    redistribution
+        Who gets which items of a checkpoint.
+
+    Examples
+    --------
+    >>> OperatorListDescriptor("positions", "file STRING, offset LONG").redistribution
+    <Redistribution.SPLIT: 'SPLIT'>
+    """
+
+    name: str
+    element_type: str
+    redistribution: Redistribution = Redistribution.SPLIT
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the stored items."""
+        kind = to_arrow_type(parse_ddl(self.element_type), timezone="UTC")
+        return pa.schema([pa.field("item", kind)])
+
+
+class OperatorListState:
+    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`."""
+
+    __slots__ = ("_items", "is_changed")
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items, self.is_changed = list(items), False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self) -> list[Any]:
+        """Return a copy of the items."""
+        return list(self._items)
+
+    def add(self, item: Any) -> None:
+        """Append an item; None is refused, as Flink does."""
+        self.add_all((item,))
+
+    def add_all(self, items: Iterable[Any]) -> None:
+        """Append items."""
+        self.update([*self._items, *items])
+
+    def update(self, items: Iterable[Any]) -> None:
+        """Replace the items."""
+        replaced = list(items)
+        if None in replaced:
+            raise ValueError("an operator list state takes no None")
+        self._items, self.is_changed = replaced, True
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self.update(())
+
+
+class OperatorLists:
+    """The operator list states of one copy of an operator.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    descriptors
+        Of the states.
+    value
+        What :meth:`dump` returned, or :func:`redistribute` made for this copy; None at the beginning.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    OperatorValueMismatch
+        It belongs to another operator, or a state is stored with another type than it is declared with.
+    """
+
+    def __init__(
+        self, uid: str, descriptors: Sequence[OperatorListDescriptor], value: bytes | memoryview | None
+    ) -> None:
+        self._uid = uid
+        self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
+        schemas = {name: one.schema for name, one in self._descriptors.items()}
+        stored = unpack_tables(uid, _KIND, schemas, value)
+        self._states = {
+            name: OperatorListState(_items_of(one, stored[name]) if name in stored else ())
+            for name, one in self._descriptors.items()
+        }
+
+    def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
+        """Return a state.
+
+        Raises
+        ------
+        OperatorValueMismatch
+            It is not declared.
+        """
+        if self._descriptors.get(descriptor.name) != descriptor:
+            raise OperatorValueMismatch(f"there is no {_KIND} '{descriptor.name}' as {descriptor}")
+        return self._states[descriptor.name]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to store."""
+        return any(state.is_changed for state in self._states.values())
+
+    def dump(self) -> bytes:
+        """Return the value to store.
+
+        Raises
+        ------
+        OperatorValueMismatch
+            An item does not fit its declared type.
+        """
+        tables = {
+            name: table_of(f"{_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
+            for name, state in self._states.items()
+        }
+        return pack_tables(self._uid, _KIND, tables)
+
+
+def redistribute(
+    uid: str,
+    descriptors: Sequence[OperatorListDescriptor],
+    values: Sequence[bytes | memoryview | None],
+    parallelism: int,
+) -> list[bytes]:
+    """Return the values of the copies of a restored operator.
+
+    Parameters
+    ----------
+    values
+        What the copies of the checkpoint stored, in their order; None for one that stored nothing.
+    parallelism
+        How many copies there are now; at least 1.
+
+    Raises
+    ------
+    ValueError
+        The parallelism is not positive.
+    FrameError, OperatorValueMismatch
+        A value cannot be read.
+    """
+    if parallelism < 1:
+        raise ValueError(f"an operator has at least one copy, not {parallelism}")
+    before = [OperatorLists(uid, descriptors, value) for value in values]
+    after = [OperatorLists(uid, descriptors, None) for _ in range(parallelism)]
+    for descriptor in descriptors:
+        items = [one.state(descriptor).get() for one in before]
+        for copy, own in zip(after, dealt(items, descriptor.redistribution, parallelism), strict=True):
+            copy.state(descriptor).update(own)
+    return [copy.dump() for copy in after]
+
+
+def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
+    """Return which items each of the new copies gets.
+
+    Examples
+    --------
+    >>> dealt([["a", "b"], [], ["c"]], Redistribution.SPLIT, 2)
+    [['a', 'b'], ['c']]
+    >>> dealt([["a", "b"], ["c"]], Redistribution.UNION, 2)
+    [['a', 'b', 'c'], ['a', 'b', 'c']]
+    """
+    together = [item for own in items for item in own]
+    if how is Redistribution.UNION:
+        return [list(together) for _ in range(parallelism)]
+    if len(items) == parallelism:
+        return [list(own) for own in items]
+    least, more = divmod(len(together), parallelism)
+    bounds = [at * least + min(at, more) for at in range(parallelism + 1)]
+    return [together[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+def _items_of(descriptor: OperatorListDescriptor, table: pa.RecordBatch) -> list[Any]:
+    return values_of(table.column(0), has_fields=is_list_of_fields(descriptor.element_type))

@@ -1,0 +1,162 @@
+"""The lookup join: whole batches of elements, whose keys are asked for together. It has no state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
+from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.group_run import ElementFailed, Emitted
+from flinkish_spark.operators.without_keys import NoKeyedState
+
+Rows = Sequence[Any]
+
+
+class LookupAnswerWrong(TypeError):
+    """A lookup table has returned something that is no mapping from keys to rows."""
+
+
+class LookupJoinRun:
+    """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker.
+
+    Parameters
+    ----------
+    join
+        What to do.
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    def __init__(self, join: LookupJoin, uid: str, max_parallelism: int) -> None:
+        self._join, self._function = join, join.actual_function
+        self._answers = _Answers(join.table, join.cache, join.keys_per_call)
+        self._context = _LookupContext()
+        join.table.open()
+        self._function.open(NoKeyedState(uid, max_parallelism))
+
+    def run(
+        self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
+    ) -> Emitted:
+        """Join the elements of a batch; rows come in the order of the elements, and have their times.
+
+        Raises
+        ------
+        ElementFailed
+            `key_of` or the function raised at an element.
+        LookupAnswerWrong
+            The table's answer cannot be used; what the table raises comes through as it is.
+        """
+        self._context.emitted = emitted = Emitted()
+        keys = self._keys(values)
+        rows_of = self._answers.of(keys, processing_time_ms)
+        stamps: Iterable[int | None] = times_ms or [None] * len(values)
+        for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
+            self._context.timestamp_ms = time_ms
+            try:
+                self._join_one(value, rows_of.get(key, ()) if _is_known(key) else ())
+            except Exception as error:
+                raise ElementFailed(at, False, error) from error
+            emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
+        return emitted
+
+    def close(self) -> None:
+        """Close the function and the table."""
+        self._function.close()
+        self._join.table.close()
+
+    def _keys(self, values: Sequence[Any]) -> list[Any]:
+        keys: list[Any] = []
+        try:
+            for value in values:
+                key = self._join.key_of(value)
+                hash(key)
+                keys.append(key)
+        except Exception as error:
+            raise ElementFailed(len(keys), False, error) from error
+        return keys
+
+    def _join_one(self, value: Any, rows: Rows) -> None:
+        join, context, emitted = self._function.process_element, self._context, self._context.emitted
+        if not rows and self._join.join_type.keeps_left:
+            rows = (None,)
+        for row in rows:
+            emitted.rows.extend(join(value, row, context) or ())
+
+
+class _Answers:
+    """Asks the table for what is not cached."""
+
+    def __init__(self, table: LookupTable, cache: LookupCache | None, keys_per_call: int) -> None:
+        self._table, self._cache, self._keys_per_call = table, cache, keys_per_call
+        #: Rows, and when they were read; those that were used last are last.
+        self._kept: OrderedDict[Any, tuple[Rows, int]] = OrderedDict()
+
+    def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
+        found: dict[Any, Rows] = {}
+        missing = []
+        for key in dict.fromkeys(key for key in keys if _is_known(key)):
+            kept = self._kept.get(key)
+            if kept is not None and self._cache is not None and now_ms < kept[1] + self._cache.ttl_ms:
+                self._kept.move_to_end(key)
+                found[key] = kept[0]
+            else:
+                missing.append(key)
+        for begin in range(0, len(missing), self._keys_per_call):
+            asked = missing[begin : begin + self._keys_per_call]
+            answer = self._ask(asked)
+            found.update(answer)
+            self._keep(answer, now_ms)
+        return found
+
+    def _ask(self, keys: list[Any]) -> dict[Any, Rows]:
+        answer = self._table.lookup(keys)
+        if not isinstance(answer, Mapping):
+            raise LookupAnswerWrong(
+                f"{type(self._table).__name__}.lookup() returned {type(answer).__name__}; it must return a "
+                "mapping from keys to lists of rows"
+            )
+        rows_of = {key: answer.get(key, ()) for key in keys}
+        for key, rows in rows_of.items():
+            if not isinstance(rows, list | tuple) or hasattr(rows, "_fields"):
+                raise LookupAnswerWrong(
+                    f"{type(self._table).__name__}.lookup() returned {rows!r} for the key {key!r}; it must "
+                    "be a list of rows"
+                )
+        return rows_of
+
+    def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
+        if self._cache is None:
+            return
+        for key, rows in answer.items():
+            self._kept[key] = rows, now_ms
+            self._kept.move_to_end(key)
+        while len(self._kept) > self._cache.max_keys:
+            self._kept.popitem(last=False)
+
+
+class _LookupContext:
+    """Given to the join function; rows of a table have no time."""
+
+    __slots__ = ("emitted", "timestamp_ms")
+
+    def __init__(self) -> None:
+        self.emitted = Emitted()
+        self.timestamp_ms: int | None = None
+
+    def left_timestamp(self) -> int | None:
+        return self.timestamp_ms
+
+    def right_timestamp(self) -> None:
+        return None
+
+    def timestamp(self) -> int | None:
+        return self.timestamp_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.emitted.side.setdefault(tag.name, []).append((value, self.timestamp_ms))
+
+
+def _is_known(key: Any) -> bool:
+    return key is not None and not (isinstance(key, tuple) and None in key)

@@ -1,0 +1,97 @@
+"""Values of an operator that belong to no key: a checked frame of Arrow tables, and whose it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flinkish_spark.operators.frames import pack_frame, unpack_frame
+from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+
+_OWNER = ""
+
+
+class OperatorValueMismatch(ValueError):
+    """What is stored belongs to another operator or declaration, or a value does not fit its type."""
+
+
+def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
+    """Return tables as bytes, those without rows left out.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    kind
+        What sort of state it is, as in "broadcast state"; one value has one sort.
+    """
+    sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
+    for name, batch in tables.items():
+        if batch.num_rows:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            sections[f"state/{name}"] = memoryview(sink.getvalue())
+    return pack_frame(sections)
+
+
+def unpack_tables(
+    uid: str, kind: str, schemas: Mapping[str, pa.Schema], value: bytes | memoryview | None
+) -> dict[str, pa.RecordBatch]:
+    """Return the tables that have rows; none where nothing was stored.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    OperatorValueMismatch
+        It is another operator's, of another kind, or not as it is declared.
+    """
+    stored = {} if value is None else unpack_frame(value)
+    owner = json.loads(bytes(stored.pop(_OWNER, b"{}")))
+    for fact, declared in (("uid", uid), ("kind", kind)):
+        if owner.get(fact, declared) != declared:
+            raise OperatorValueMismatch(
+                f"the {kind} belongs to operator {owner['uid']!r} as {owner['kind']!r}, not to {uid!r}"
+            )
+    unknown = sorted(stored.keys() - {f"state/{name}" for name in schemas})
+    if unknown:
+        raise OperatorValueMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared")
+    return {
+        name: _read(f"{kind} {name!r}", schema, stored[f"state/{name}"])
+        for name, schema in schemas.items()
+        if f"state/{name}" in stored
+    }
+
+
+def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """Return columns as a table.
+
+    Raises
+    ------
+    OperatorValueMismatch
+        A value does not fit its declared type.
+    """
+    try:
+        arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    except ValueMismatch as error:
+        raise OperatorValueMismatch(f"{what}: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
+    """Return a column's values; tuples where the type is written as a list of fields."""
+    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    return [tuple(value.values()) for value in values] if has_fields else values
+
+
+def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        if not reader.schema.equals(schema):
+            raise OperatorValueMismatch(
+                f"{what} is stored as {reader.schema.types} but declared as {schema.types}"
+            )
+        return reader.read_next_batch()

@@ -1,0 +1,143 @@
+"""User functions as aggregates over columns: a row per key and micro-batch, combined before the shuffle.
+
+Rows become Python objects for the function, one by one: slower than built-in folds, but what travels and
+what is kept are the same few rows per key.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.key_index import Array
+from flinkish_spark.operators.stored_elements import ElementType
+from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
+from flinkish_spark.runtime.arrow_values import strict_array
+
+
+class _RowAggregation(ColumnAggregation):
+    """Keeps one row per key, which a function makes."""
+
+    def __init__(self, kept: ElementType) -> None:
+        self._kept = kept
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that are kept."""
+        return [field.name for field in self._kept.fields]
+
+    def state_type(self) -> str:
+        """Return the type of what is kept per key."""
+        fields = self._kept.fields
+        return fields[0].dataType.simpleString() if len(fields) == 1 else self._kept.stored_fields
+
+    def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one partial row per group."""
+        rows = _rows(self._kept, [partials.column(name) for name in self.names])
+        return self._columns(_folded(rows, groups, len(first), self._same, self._merge))
+
+    def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the columns of both together."""
+        pairs = zip(exists.tolist(), _rows(self._kept, before), _rows(self._kept, now), strict=True)
+        return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
+
+    @abstractmethod
+    def _merge(self, first: Any, second: Any) -> Any:
+        """Return the row for two."""
+
+    @staticmethod
+    def _same(row: Any) -> Any:
+        return row
+
+    def _columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        spread = [self._kept.spread(row) for row in rows]
+        columns = list(zip(*spread, strict=True)) or [()] * len(self._kept.fields)
+        kinds = [to_arrow_type(field.dataType, timezone="UTC") for field in self._kept.fields]
+        return [strict_array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+
+
+class ReducedRows(_RowAggregation):
+    """What a reduction makes of the elements of each key.
+
+    Parameters
+    ----------
+    reduce
+        From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
+    input_type
+        DDL of the elements.
+    """
+
+    def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
+        super().__init__(ElementType(input_type))
+        self._given: Any = reduce
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the partial rows: partial rows are elements."""
+        return self.fold_partials(batch, groups, first)
+
+    def _merge(self, first: Any, second: Any) -> Any:
+        return getattr(self._given, "reduce", self._given)(first, second)
+
+
+class AggregatedRows(_RowAggregation):
+    """The accumulator of each key; :meth:`results` makes results of them.
+
+    Parameters
+    ----------
+    aggregate
+        The function; it needs `merge`.
+    input_type
+        DDL of the elements.
+    accumulator_type
+        DDL of the accumulator: one type, or fields for a tuple.
+    """
+
+    def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: str) -> None:
+        super().__init__(ElementType(accumulator_type))
+        self._aggregate, self._input = aggregate, ElementType(input_type)
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the accumulators of a batch."""
+        rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
+        add = self._aggregate.add
+        return self._columns(_folded(rows, groups, len(first), self._begin, lambda made, row: add(row, made)))
+
+    def results(self, merged: pa.RecordBatch) -> list[Any]:
+        """Return the results of what :func:`~flinkish_spark.operators.vectorized_aggregates.merge` returned.
+
+        One per key, in the same order; None where the function gives None.
+        """
+        return [self._aggregate.get_result(made) for made in _rows(self._kept, merged.columns)]
+
+    def _begin(self, row: Any) -> Any:
+        return self._aggregate.add(row, self._aggregate.create_accumulator())
+
+    def _merge(self, first: Any, second: Any) -> Any:
+        return self._aggregate.merge(first, second)
+
+
+def _rows(element: ElementType, columns: Sequence[pa.Array]) -> list[Any]:
+    gather = element.gathering()
+    values = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
+    return [gather(row) for row in zip(*values, strict=True)]
+
+
+def _folded(
+    rows: Iterable[Any],
+    groups: Array,
+    count: int,
+    begin: Callable[[Any], Any],
+    add: Callable[[Any, Any], Any],
+) -> list[Any]:
+    """Return what is made of the rows of each group, in their order."""
+    made: list[Any] = [None] * count
+    seen = [False] * count
+    for group, row in zip(groups.tolist(), rows, strict=True):
+        made[group] = add(made[group], row) if seen[group] else begin(row)
+        seen[group] = True
+    return made

@@ -1,0 +1,198 @@
+"""Lookup joins: what is asked, what is cached, what comes out; and the table in SQLite."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+
+import pytest
+from pyspark import cloudpickle
+
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.joins import (
+    JoinType,
+    LookupCache,
+    LookupJoin,
+    LookupTable,
+    ProcessJoinFunction,
+    SqliteTable,
+)
+from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_join import LookupAnswerWrong, LookupJoinRun
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.state import ValueStateDescriptor
+from tests.joins_support import LEFT
+
+USERS = "name STRING, age LONG"
+
+
+class Table(LookupTable):
+    def __init__(self, rows):
+        self.rows, self.asked = rows, []
+
+    def lookup(self, keys):
+        self.asked.append(list(keys))
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+
+def run_of(table, **given):
+    given = {"key_of": lambda e: e[0]} | given
+    return LookupJoinRun(LookupJoin(LEFT, USERS, table=table, **given), "lookup", 4)
+
+
+def test_the_keys_of_a_batch_are_asked_for_once_and_rows_come_in_the_order_of_the_elements() -> None:
+    table = Table({"a": [("ann", 1), ("abe", 2)], "b": [("bob", 3)]})
+    run = run_of(table, join_type=JoinType.LEFT)
+    elements = [("b", 1), ("a", 2), ("x", 3), (None, 4), ("b", 5)]
+    emitted = run.run(elements, [10, 20, 30, 40, 50], 0)
+    assert emitted.rows == [
+        ("b", 1, "bob", 3),
+        ("a", 2, "ann", 1),
+        ("a", 2, "abe", 2),
+        ("x", 3, None, None),
+        (None, 4, None, None),
+        ("b", 5, "bob", 3),
+    ]
+    assert emitted.times_ms == [10, 20, 20, 30, 40, 50]
+    assert table.asked == [["b", "a", "x"]]
+    inner = run_of(table).run(elements, None, 0)
+    assert [row[1] for row in inner.rows] == [1, 2, 2, 5]
+    assert inner.times_ms == [None] * 4
+
+
+def test_without_a_cache_each_batch_asks_and_large_ones_ask_in_parts() -> None:
+    table = Table({})
+    run = run_of(table, keys_per_call=2)
+    for _ in range(2):
+        run.run([(key, 0) for key in "abcab"], None, 0)
+    assert table.asked == [["a", "b"], ["c"]] * 2
+
+
+def test_the_cache_keeps_answers_and_misses_for_their_time_and_not_too_many() -> None:
+    table = Table({"a": [("ann", 1)]})
+    run = run_of(table, cache=LookupCache(ttl_ms=100, max_keys=3))
+
+    def ask(keys, now_ms):
+        table.asked.clear()
+        rows = run.run([(key, 0) for key in keys], None, now_ms).rows
+        return rows, [key for asked in table.asked for key in asked]
+
+    assert ask("ab", 0) == ([("a", 0, "ann", 1)], ["a", "b"])
+    table.rows = {"b": [("bob", 2)]}
+    assert ask("ab", 99) == ([("a", 0, "ann", 1)], [])
+    assert ask("ab", 100) == ([("b", 0, "bob", 2)], ["a", "b"])
+    assert ask("a", 110)[1] == []
+    assert ask("cd", 110)[1] == ["c", "d"]
+    # Of a, c and d three are kept; b was not used for longest.
+    assert ask("acdb", 110)[1] == ["b"]
+    # More keys than there is room for: they are there for the batch that asked.
+    assert len(ask("efghb", 110)[0]) == 1
+
+
+def test_several_columns_are_a_tuple_and_a_null_in_it_has_no_rows() -> None:
+    table = Table({("a", 1): [("ann", 1)], ("a", None): [("nobody", 0)]})
+    run = run_of(table, key_of=lambda e: (e[0], e[1]))
+    assert run.run([("a", 1), ("a", None)], None, 0).rows == [("a", 1, "ann", 1)]
+    assert table.asked == [[("a", 1)]]
+
+
+class Adults(ProcessJoinFunction):
+    SIDE = OutputTag("minors", "k STRING")
+
+    def process_element(self, left, right, ctx):
+        if right is None or right[1] < 18:
+            ctx.output(self.SIDE, (left[0],))
+        else:
+            yield left[0], ctx.left_timestamp(), ctx.right_timestamp(), ctx.timestamp()
+
+
+def test_a_function_makes_rows_and_has_side_outputs() -> None:
+    table = Table({"a": [("ann", 17)], "b": [("bob", 18)]})
+    emitted = run_of(table, function=Adults(), join_type=JoinType.LEFT).run(
+        [("a", 1), ("b", 2), ("c", 3)], [5, 6, 7], 0
+    )
+    assert (emitted.rows, emitted.times_ms) == ([("b", 6, None, 6)], [6])
+    assert emitted.side == {"minors": [(("a",), 5), (("c",), 7)]}
+
+
+def test_failures_name_the_element_or_the_table() -> None:
+    with pytest.raises(ElementFailed, match="IndexError") as caught:
+        run_of(Table({})).run([("a", 1), ()], None, 0)
+    assert caught.value.at == 1
+    with pytest.raises(ElementFailed, match="unhashable"):
+        run_of(Table({}), key_of=lambda e: [e]).run([("a", 1)], None, 0)
+    with pytest.raises(LookupAnswerWrong, match=r"Table.lookup\(\) returned .*'ann'.* for the key 'a'"):
+        run_of(Table({"a": "ann"})).run([("a", 1)], None, 0)
+
+    class Listing(LookupTable):
+        def lookup(self, keys):
+            return [("ann", 1)]
+
+    with pytest.raises(LookupAnswerWrong, match=r"Listing.lookup\(\) returned list"):
+        run_of(Listing()).run([("a", 1)], None, 0)
+
+    class Keyed(Adults):
+        def open(self, context):
+            context.get_state(ValueStateDescriptor("x", "LONG"))
+
+    with pytest.raises(KeyedStateWithoutKey, match="operator 'lookup' asks for the state 'x'"):
+        run_of(Table({}), function=Keyed())
+
+
+@pytest.fixture
+def database(tmp_path):
+    file = tmp_path / "users {1}.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute('CREATE TABLE "all ""users""" (id INTEGER, "c{0}" TEXT, name TEXT, age INTEGER)')
+        rows = [(n, "de" if n % 2 else "fr", f"n{n}", n) for n in range(2_000)]
+        connection.executemany('INSERT INTO "all ""users""" VALUES (?, ?, ?, ?)', rows)
+        connection.execute("""INSERT INTO "all ""users\""" VALUES (7, 'de', 'again', 70)""")
+    connection.close()
+    return file
+
+
+def test_a_table_in_sqlite_is_asked_by_one_column_or_several(database) -> None:
+    one = SqliteTable(database, 'all "users"', ["id"], ["name", "age"])
+    one = pickle.loads(cloudpickle.dumps(one))
+    one.open()
+    assert one.lookup([7, -1, "8"]) == {7: [("n7", 7), ("again", 70)], "8": [("n8", 8)]}
+    assert len(one.lookup(list(range(3_000)))) == 2_000
+    one.close()
+    several = SqliteTable(database, 'all "users"', ["id", "c{0}"], ["name"])
+    several.open()
+    assert several.lookup([(7, "de"), (7, "fr"), (8, "fr")]) == {
+        (7, "de"): ["n7", "again"],
+        (8, "fr"): ["n8"],
+    }
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        several._connection.execute('DELETE FROM "all ""users"""')
+    several.close()
+
+
+def test_a_lookup_join_over_sqlite(database) -> None:
+    table = SqliteTable(database, 'all "users"', ["id"], ["name", "age"])
+    run = run_of(table, key_of=lambda e: e[1], cache=LookupCache(1_000))
+    assert run.run([("x", 3), ("y", 4), ("z", None)], None, 0).rows == [("x", 3, "n3", 3), ("y", 4, "n4", 4)]
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"join_type": JoinType.RIGHT}, "cannot be a RIGHT join"),
+        ({"key_of": "k"}, "a function of an element"),
+        ({"table": Table}, "subclass of LookupTable"),
+        ({"cache": 100}, "give a LookupCache"),
+        ({"keys_per_call": 0}, "keys_per_call is 0"),
+    ],
+)
+def test_a_join_that_cannot_be_is_refused_where_it_is_said(wrong, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_of(**({"table": Table({})} | wrong))
+    with pytest.raises(ConfigError, match="ttl_ms is 0"):
+        LookupCache(0)
+    with pytest.raises(ConfigError, match="0 key columns and 1 columns"):
+        SqliteTable("x", "t", [], ["a"])
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        SqliteTable("x", "t\0", ["k"], ["a"])
