@@ -174,12 +174,7 @@ class Planner:
         self._control_path = control_path
         self._partitions = partitions
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
-        self._barriers = control.select(
-            F.lit(int(C.Kind.BARRIER)).alias(C.KIND),
-            F.col("checkpoint").alias(C.CHECKPOINT),
-            F.lit(0).cast("long").alias(C.CHANNEL),
-            F.lit(0).cast("long").alias(C.SEQUENCE),
-        )
+        self._barriers = control.select(*C.CONTROL)
         self._has_one_source = False
         self._planned: dict[tuple[int, str], PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
@@ -379,7 +374,8 @@ def _tag(stream: TaggedStream, index: int) -> DataFrame:
         C.KIND,
         C.CHECKPOINT,
         C.CHANNEL,
-        F.when(is_record, hashed).otherwise(F.lit(0).cast("long")).alias(C.HASH),
+        # The second number of a report; of a barrier nobody reads it.
+        F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
         F.lit(index).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),
         *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
