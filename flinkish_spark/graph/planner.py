@@ -36,11 +36,13 @@ from flinkish_spark.graph.stream_graph import (
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.scans import Chain, PlanLayout, ScanRole
+from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.sinks.base import Sink
 
+NO_TIME_PLAN = TimePlan()
 #: A lineage that no seed was made for.
 NOTHING = Beginning()
 #: The control source has one channel.
@@ -126,12 +128,15 @@ class PlannedJob:
         What it runs, in the order of the streams.
     operators
         The keyed operators in it by uid.
+    time
+        Who in it reports about time.
     """
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
     chains: tuple[Chain, ...] = ()
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
+    time: TimePlan = NO_TIME_PLAN
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""

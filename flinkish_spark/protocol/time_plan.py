@@ -12,6 +12,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.records import SinkAck, TimeReport
 from flinkish_spark.protocol.time_facts import (
     AssignerRules,
@@ -21,6 +22,7 @@ from flinkish_spark.protocol.time_facts import (
     Untimed,
 )
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermarks import EventTime
 
 
 class ReporterRole(enum.Enum):
@@ -82,23 +84,21 @@ class TimePlan:
     chains
         By sink uid, the name of the chain whose end it reads: a source may be scanned by several chains, and
         in one micro-batch two scans may end at different places.
+    operators
+        By chain, the keyed operators in it. Spark runs one that is in two chains twice.
     assigners
         By their own uid, see :func:`assigner_uid`.
     """
 
     reporters: tuple[Reporter, ...] = ()
     chains: Mapping[str, str] = field(default_factory=dict)
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
 
     @property
     def rules(self) -> dict[str, AssignerRules]:
         """Rules by assigner."""
         return {uid: one.rules for uid, one in self.assigners.items()}
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Uids of the keyed operators."""
-        return tuple(one.uid for one in self.reporters if one.role is ReporterRole.OPERATOR)
 
     @property
     def is_timed(self) -> bool:
@@ -109,14 +109,43 @@ class TimePlan:
         """Return the number of a source or operator."""
         return next(number for number, one in enumerate(self.reporters) if one.uid == uid)
 
+    def instance(self, operator: str, chain: str) -> str:
+        """Return under which name the timers of an operator in a chain are known: its uid if it is in one."""
+        is_shared = sum(operator in found for found in self.operators.values()) > 1
+        return assigner_uid(operator, chain) if is_shared else operator
+
+    def instances(self) -> dict[str, str]:
+        """Return the operators' uids by the names of their instances."""
+        return {
+            self.instance(uid, chain): uid
+            for chain, operators in sorted(self.operators.items())
+            for uid in operators
+        }
+
     def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
         """Return key groups by reporter number; those of operators that the plan lacks are left out."""
-        numbers = {one.uid: n for n, one in enumerate(self.reporters) if one.role is ReporterRole.OPERATOR}
+        numbers = {name: self.number_of(uid) for name, uid in self.instances().items()}
         found: dict[int, set[int]] = {}
-        for uid, group in places:
-            if uid in numbers:
-                found.setdefault(numbers[uid], set()).add(group)
+        for name, group in places:
+            if name in numbers:
+                found.setdefault(numbers[name], set()).add(group)
         return {number: frozenset(groups) for number, groups in sorted(found.items())}
+
+    def of_plan(self, state: EventTime) -> EventTime:
+        """Return a stored state as a job with this plan goes on from it.
+
+        Timers of an operator that is in other chains now are looked at in all of them: who is called
+        without need says so, and who is not called never fires.
+        """
+        instances = self.instances()
+        reports: dict[Place, tuple[int, int]] = {}
+        for (name, group), timers in state.agenda.groups.items():
+            for now in _names_now(name, instances):
+                earlier = reports.get((now, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
+                own = (_or_never(timers.event_time_ms), _or_never(timers.processing_time_ms))
+                reports[now, group] = min(earlier[0], own[0]), min(earlier[1], own[1])
+        agenda = Agenda().after(_timers(reports))
+        return replace(state, agenda=agenda).of_job(self.rules, instances)
 
 
 def reporters_of(operators: Sequence[str], sources: Sequence[str]) -> tuple[Reporter, ...]:
@@ -160,7 +189,7 @@ def facts_of(
     """Return what the tasks of a micro-batch reported, in an order that does not depend on theirs.
 
     Of several reports about one channel the greatest time counts, of several about one key group the
-    earliest timers: two instances of an operator may be at different places of the input.
+    earliest timers: every sink at the end of a chain shows the same ones.
 
     Raises
     ------
@@ -183,22 +212,20 @@ def facts_of(
             if report.reporter >= len(plan.reporters):
                 raise ValueError(f"reporter {report.reporter} is not one of {len(plan.reporters)}")
             reporter = plan.reporters[report.reporter]
+            chain = plan.chains.get(ack.sink, "")
             if reporter.role is ReporterRole.OPERATOR:
-                place = reporter.uid, report.place
+                place = plan.instance(reporter.uid, chain), report.place
                 event_ms, processing_ms = timers.get(place, (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
                 timers[place] = min(event_ms, report.first), min(processing_ms, report.second)
             else:
-                place = _channel(plan, reporter.uid, plan.chains.get(ack.sink, ""), report)
+                place = _channel(plan, reporter.uid, chain, report)
                 channels[place] = max(channels.get(place, MIN_WATERMARK_MS), report.first)
     return (
         tuple(
             ChannelReport(uid, channel, None if time_ms == MIN_WATERMARK_MS else time_ms)
             for (uid, channel), time_ms in sorted(channels.items())
         ),
-        tuple(
-            TimerReport(uid, group, _timer(event_ms), _timer(processing_ms))
-            for (uid, group), (event_ms, processing_ms) in sorted(timers.items())
-        ),
+        _timers(timers),
     )
 
 
@@ -215,5 +242,25 @@ def _channel(plan: TimePlan, source: str, chain: str, report: TimeReport) -> Pla
     return uid, report.place if assigner is None or assigner.has_channels else 0
 
 
-def _timer(time_ms: int) -> int | None:
+def _names_now(name: str, instances: Mapping[str, str]) -> list[str]:
+    """Return the instances that the timers of a stored name may belong to."""
+    if name in instances:
+        return [name]
+    uids = [uid for uid in instances.values() if name == uid or name.startswith(f"{uid}.")]
+    own = max(uids, key=len, default=None)
+    return [now for now, uid in instances.items() if uid == own]
+
+
+def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
+    return tuple(
+        TimerReport(name, group, _or_none(event_ms), _or_none(processing_ms))
+        for (name, group), (event_ms, processing_ms) in sorted(found.items())
+    )
+
+
+def _or_none(time_ms: int) -> int | None:
     return None if time_ms == MAX_WATERMARK_MS else time_ms
+
+
+def _or_never(time_ms: int | None) -> int:
+    return MAX_WATERMARK_MS if time_ms is None else time_ms

@@ -245,4 +245,5 @@ def decision_of(
         triggered_at_ms=parts.tracker.triggered_at_ms(pending.checkpoint),
         finished=pending.finished,
         hook_states=pending.hook_states,
+        times=parts.time.behind(batch),
     )

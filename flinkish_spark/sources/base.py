@@ -71,9 +71,25 @@ class Source(ABC):
     def has_ended(self, position: LoggedOffsets) -> bool:
         """Whether a bounded source has nothing behind `position`, now and for ever.
 
-        Called while the query runs, in its thread, for the newest micro-batch that Spark has done.
+        Called behind each micro-batch, in the query's thread, with the offsets that it was read up to.
         """
         return False
+
+    def with_own_time(self) -> Source | None:
+        """Return this source with the time that its system gave each record, in the column ``_fs_time``.
+
+        In milliseconds. Called by the planner, where a watermark strategy goes by it; None for a source
+        whose records have no time.
+        """
+        return None
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int] | None:
+        """Return the channels that may still bring records behind `position`: numbers in ``_fs_channel``.
+
+        A channel that has not brought anything yet is waited for, if it is among them. None where a source
+        cannot tell: then a channel is known from its first record on.
+        """
+        return None
 
     @property
     def is_positionable(self) -> bool:

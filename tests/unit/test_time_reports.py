@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_facts import AssignerRules, BatchTimes, BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.time_facts import (
+    AssignerRules,
+    BatchTimes,
+    BoundedOutOfOrderness,
+    TimerReport,
+    Untimed,
+)
 from flinkish_spark.protocol.time_plan import (
     Assigner,
     TimePlan,
@@ -20,6 +28,7 @@ from flinkish_spark.protocol.time_plan import (
     without_reports,
 )
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.python_tasks import RowCount
 
@@ -27,7 +36,13 @@ TIMED = AssignerRules(BoundedOutOfOrderness(0))
 PLAN = TimePlan(
     reporters_of(["sums", "tops"], ["orders", "clicks"]),
     {"left": "sums", "right": "tops"},
+    {"sums": ("sums",), "tops": ("tops",)},
     {"orders.sums": Assigner("orders", TIMED), "clicks.tops": Assigner("clicks", TIMED, has_channels=False)},
+)
+SHARED = TimePlan(
+    reporters_of(["first", "sums", "tops"], ["orders"]),
+    {"left": "sums", "right": "tops"},
+    {"sums": ("first", "sums"), "tops": ("first", "tops")},
 )
 NONE_MS = MAX_WATERMARK_MS
 
@@ -81,10 +96,9 @@ def test_channels_that_are_not_known_are_one() -> None:
     assert [(c.assigner, c.channel, c.time_ms) for c in channels] == [("clicks.tops", 0, 100)]
 
 
-def test_the_earliest_timers_of_a_key_group_count() -> None:
-    """An operator that two chains run may be at two places of the input in one micro-batch."""
+def test_two_sinks_of_a_chain_report_the_same_timers() -> None:
     one, other = TimeReport(0, 3, 500, NONE_MS), TimeReport(0, 3, NONE_MS, 70)
-    _, (timer,) = facts_of(PLAN, [*acks(one), *acks(other, sink="right")])
+    _, (timer,) = facts_of(PLAN, [*acks(one), *acks(other)])
     assert (timer.operator, timer.group, timer.event_time_ms, timer.processing_time_ms) == (
         "sums",
         3,
@@ -93,6 +107,25 @@ def test_the_earliest_timers_of_a_key_group_count() -> None:
     )
     _, (nothing,) = facts_of(PLAN, acks(TimeReport(1, 3, NONE_MS, NONE_MS)))
     assert (nothing.event_time_ms, nothing.processing_time_ms) == (None, None)
+
+
+def test_an_operator_in_two_chains_has_two_sets_of_timers() -> None:
+    """One instance may fire in a micro-batch in which the other is not called."""
+    _, timers = facts_of(
+        SHARED, [*acks(TimeReport(0, 3, 500, NONE_MS)), *acks(TimeReport(0, 3, 7, 8), sink="right")]
+    )
+    assert [(t.operator, t.event_time_ms) for t in timers] == [("first.sums", 500), ("first.tops", 7)]
+    assert SHARED.groups_by_number({("first.sums", 3), ("first.tops", 4)}) == {0: frozenset({3, 4})}
+
+
+def test_timers_follow_an_operator_into_other_chains() -> None:
+    alone = EventTime(agenda=Agenda().after([TimerReport("first", 3, 500, None)]))
+    there = SHARED.of_plan(alone)
+    assert there.agenda.due(500, 0) == {("first.sums", 3), ("first.tops", 3)}
+    assert SHARED.of_plan(there) == there
+    back = replace(SHARED, operators={"sums": ("first", "sums")}).of_plan(there)
+    assert back.agenda.due(500, 0) == {("first", 3)}
+    assert TimePlan().of_plan(there).agenda == Agenda()
 
 
 def test_a_reporter_that_the_plan_lacks_is_refused() -> None:
@@ -120,7 +153,7 @@ def test_a_staged_file_of_before_event_time_is_read() -> None:
 def test_called_key_groups_go_by_number() -> None:
     places = {("tops", 3), ("sums", 1), ("sums", 0), ("gone", 5)}
     assert PLAN.groups_by_number(places) == {0: frozenset({0, 1}), 1: frozenset({3})}
-    assert (PLAN.number_of("sums"), PLAN.number_of("clicks"), PLAN.operators) == (0, 3, ("sums", "tops"))
+    assert (PLAN.number_of("sums"), PLAN.number_of("clicks")) == (0, 3)
 
 
 def test_channels_matter_only_where_somebody_waits_for_them() -> None:
