@@ -50,6 +50,8 @@ class Source(ABC):
 
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
+    #: Whether ``_fs_channel`` means the same in every micro-batch.
+    has_channels: bool = True
     #: What its positions are positions in; part of savepoints.
     kind: str = "dataframe"
 
