@@ -103,12 +103,10 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
         The times cannot be found.
     """
     plain, assigner = stream.records.drop(C.MARK), strategy.timestamps
-    is_function = callable(assigner) and not isinstance(assigner, Column)
-    if strategy.generator is not None or is_function:
-        timed = plain if is_function else plain.withColumn(C.TIME, time_column(plain, assigner))
-        stage = TimeStage(
-            assigner if is_function else None, strategy.generator, stream.source, stream.origins
-        )
+    function = None if assigner is None or isinstance(assigner, str | Column) else assigner
+    if strategy.generator is not None or function is not None:
+        timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))
+        stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
         return replace(stream, records=timed.mapInArrow(stage, stage.columns(timed.schema)), marked=None)
     column = time_column(plain, assigner)
     records = plain.withColumn(C.TIME, column)
