@@ -230,7 +230,7 @@ class TimeKeeper:
         due_ms = next_micro_batch_ms(self._rules, state)
         # Where the wall clock has gone back, what only time makes due waits until it is there again: the
         # operators' clock is the same one. What the watermark makes due is due at once.
-        is_due = due_ms is not None and (due_ms <= now_ms or due_ms == state.processing_time_ms)
+        is_due = (due_ms is not None and due_ms <= now_ms) or _is_reached(state)
         if state.processing_time_ms is None and self._is_bounded:
             # Whether there is any input at all is found out by a micro-batch.
             is_due = True
@@ -251,3 +251,10 @@ class TimeKeeper:
         return min(
             (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms), default=None
         )
+
+
+def _is_reached(state: EventTime) -> bool:
+    """Whether the watermark alone makes a micro-batch due."""
+    event_ms = state.agenda.next_event_time_ms
+    has_reached_timer = event_ms is not None and event_ms <= state.watermark_ms
+    return has_reached_timer or (state.has_ended and state.carried_ms < MAX_WATERMARK_MS)
