@@ -124,6 +124,8 @@ class TimeKeeper:
         for staged in kept:
             self._step(staged)
         self._next = next_batch
+        #: Whether a bounded input may be over without any micro-batch having said so.
+        self._must_look = self._is_bounded and self._state.processing_time_ms is None
         #: The wall clock from which on a look is worth it; None for never.
         self._look_at_ms: int | None = None
 
@@ -177,7 +179,7 @@ class TimeKeeper:
         """Step behind a micro-batch, and tell the next one."""
         with self._lock:
             self._step(staged)
-            self._next = staged.batch.next()
+            self._next, self._must_look = staged.batch.next(), False
             self._offer(self._clock.wall_ms())
 
     # -- the coordinator's ----------------------------------------------------------------------
@@ -230,10 +232,7 @@ class TimeKeeper:
         due_ms = next_micro_batch_ms(self._rules, state)
         # Where the wall clock has gone back, what only time makes due waits until it is there again: the
         # operators' clock is the same one. What the watermark makes due is due at once.
-        is_due = (due_ms is not None and due_ms <= now_ms) or _is_reached(state)
-        if state.processing_time_ms is None and self._is_bounded:
-            # Whether there is any input at all is found out by a micro-batch.
-            is_due = True
+        is_due = (due_ms is not None and due_ms <= now_ms) or _is_reached(state) or self._must_look
         groups = self._plan.groups_by_number(state.agenda.due(state.watermark_ms, now_ms))
         if groups or is_due or matters:
             wake = Wake(self._next.value, groups) if groups or not has_risen else None

@@ -411,6 +411,18 @@ def test_input_that_is_empty_ends_too(tmp_path: Path) -> None:
     assert query.keeper.has_ended
 
 
+def test_input_that_goes_on_is_asked_once(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan(), Input(is_bounded=True))
+    query.run()
+    assert not query.is_wanted and query.staged[0].times is None
+    query.run()
+    query.has_ended = True
+    query.run()
+    assert query.is_wanted
+    query.run()
+    assert query.keeper.has_ended and not query.is_wanted
+
+
 def test_of_a_scan_that_has_no_offset_yet_nothing_is_known(tmp_path: Path) -> None:
     query = Query(tmp_path, plan(), Input(is_bounded=True))
     query.plan_next()
