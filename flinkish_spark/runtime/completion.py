@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError, StoreError
 from flinkish_spark.job_dir import JobDir
@@ -237,7 +238,8 @@ def decision_of(
         parts.ownership.epoch,
         parts.clock.wall_ms(),
         lineage=batches[-1].lineage,
-        batches=batches,
+        # What they say about time is in `times`: of many key groups it is more than all the rest.
+        batches=tuple(replace(staged, times=None) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
         uids=parts.uids,

@@ -66,11 +66,15 @@ class Told:
 def test_a_decision_holds_where_time_stood_behind_its_last_micro_batch() -> None:
     told = Told()
     told.times[1] = TIMES
-    rig = Rig(time=told)
-    rig.run_batch()
-    rig.take()
+    kept = StagedBatch(
+        Lineage(0), BatchId(0), OwnerEpoch(1), 1, (ack("a"), ack("b")), (), times=BatchTimes(7)
+    )
+    rig = Rig(time=told, kept=[kept])
+    rig.tick()
+    rig.run_batch(*rig.control.offered)
     decision = rig.job_dir.decision(CheckpointId(1))
     assert decision is not None and decision.times == TIMES
+    assert [batch.times for batch in decision.batches] == [None, None], "once is enough"
     rig.take()
     without = rig.job_dir.decision(CheckpointId(2))
     assert without is not None and without.times is None and "times" not in without.to_json()
