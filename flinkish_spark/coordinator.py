@@ -1,9 +1,8 @@
 """The checkpoint coordinator: take messages, let the protocol decide, carry its effects out.
 
-One thread of the user's process with a mailbox. The rules are in
-:mod:`flinkish_spark.protocol.coordination`; initialising a checkpoint and completing one run in
-threads of their own and report here. Made anew for every start of the query, from what the
-recovery found.
+One thread of the user's process with a mailbox. The rules are in :mod:`flinkish_spark.protocol.coordination`;
+initialising a checkpoint and completing one run in threads of their own and report here. Made anew for every
+start of the query, from what the recovery found.
 """
 
 from __future__ import annotations
@@ -181,6 +180,7 @@ class CheckpointCoordinator:
                 self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
         self._ages.look(self._undecided)
+        self._parts.time.wake()
         self._carry_out(self._state.on_time(self._parts.clock.monotonic_ms()))
         if self._final_again_ms is not None and self._parts.clock.monotonic_ms() >= self._final_again_ms:
             self._final_again_ms = None

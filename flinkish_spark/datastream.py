@@ -13,10 +13,19 @@ from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.graph.declared import check_max_parallelism, output_schema
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
-from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, StreamNode, TransformNode
+from flinkish_spark.graph.stream_graph import (
+    KeyedNode,
+    SinkNode,
+    StreamNode,
+    TimedNode,
+    TransformNode,
+    base_of,
+    is_behind_keys,
+)
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.sinks.base import Sink
+from flinkish_spark.watermark_strategy import WatermarkStrategy
 from flinkish_spark.windowed_stream import WindowedStream
 from flinkish_spark.windows.assigners import WindowAssigner
 from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_window
@@ -108,6 +117,43 @@ class DataStream:
             From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
         """
         return DataStream(self._environment, TransformNode(self._node, filter_rows(function, name)))
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """Give the records event times, and say how far event time is behind them.
+
+        Call it right behind the source, or behind transforms that make the column with the time; a channel is
+        a Kafka partition as long as no transform in front has chosen its own columns. What a stream further
+        down says again counts from there on. See `docs/event-time.md`.
+
+        Parameters
+        ----------
+        strategy
+            For example ``WatermarkStrategy.for_bounded_out_of_orderness(5_000)``.
+
+        Raises
+        ------
+        GraphError
+            It is no strategy, or the stream comes from a keyed operator, whose results have their times.
+        UserFunctionError
+            A function or a generator of the strategy cannot be sent to the workers.
+        """
+        if not isinstance(strategy, WatermarkStrategy):
+            raise GraphError(
+                f"assign_timestamps_and_watermarks() got a {type(strategy).__name__}",
+                what_to_do="give it a strategy: WatermarkStrategy.for_bounded_out_of_orderness(5_000)",
+            )
+        if is_behind_keys(self._node):
+            raise GraphError(
+                "assign_timestamps_and_watermarks() was called behind a keyed operator",
+                why="what an operator emits has the time of the record or timer that it was emitted for",
+                what_to_do="call it between the source and key_by()",
+            )
+        for function in (strategy.timestamps, strategy.generator):
+            if callable(function) and not isinstance(function, Column):
+                check_can_be_sent(function, "of the watermark strategy", base_of(self._node))
+        node = TimedNode(self._node, strategy)
+        self._environment.graph.timed.append(node)
+        return DataStream(self._environment, node)
 
     def key_by(self, *keys: str | Column) -> KeyedStream:
         """Partition by columns or expressions; records of equal keys meet the same state.
@@ -311,13 +357,18 @@ def _check_function(function: object, uid: str) -> None:
 
 
 def _check_serialisable(function: object, uid: str) -> None:
+    check_can_be_sent(function, "of operator", uid)
+
+
+def check_can_be_sent(function: object, what: str, uid: str) -> None:
+    """Raise UserFunctionError if a function of the user's cannot be serialised."""
     from pyspark import cloudpickle
 
     try:
         cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise UserFunctionError(
-            f"the function of operator '{uid}' cannot be sent to the workers",
+            f"the function {what} '{uid}' cannot be sent to the workers",
             why=f"{type(error).__name__}: {error}",
             what_to_do="make sessions, locks and connections in open(), not in __init__",
             uid=uid,

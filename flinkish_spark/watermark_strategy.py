@@ -232,6 +232,13 @@ class WatermarkStrategy:
             return replace(self, alignment=Alignment(group, max_drift_ms))
 
     @property
+    def uses_own_time(self) -> bool:
+        """Whether it needs the time that the source gave a record: as the time, or to show it a function."""
+        if self.timestamps is None:
+            return True
+        return callable(self.timestamps) and not _is_column(self.timestamps)
+
+    @property
     def rules(self) -> AssignerRules:
         """What the driver goes by; for the planner."""
         return AssignerRules(self.generation, self.idleness_ms, self.alignment)
@@ -278,6 +285,10 @@ class ChannelGenerators:
                 self._emit(channel, watermark_ms)
         except Exception as error:
             raise self._failed("on_event()", error) from error
+
+    def greatest(self, channel: int) -> int | None:
+        """Return the greatest watermark of a channel so far; None before the first."""
+        return self._greatest_ms.get(channel)
 
     def finish(self) -> dict[int, int | None]:
         """Return the greatest watermark by channel, behind the last record; None where none was emitted.

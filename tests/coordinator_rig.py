@@ -34,6 +34,7 @@ from flinkish_spark.runtime.epoch_writer import AdmissionGate
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.ownership import Ownership, take_over
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog
+from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
 from flinkish_spark.runtime.tracking import CheckpointTracker
 from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import CreateResult, ObjectMissing
@@ -273,6 +274,7 @@ class Rig:
         on_decided: Callable[[Decision], None] = lambda decision: None,
         on_receipt: Callable[[Decision], None] = lambda decision: None,
         begin: bool = True,
+        time: Timekeeping = NO_TIME,
     ) -> None:
         config = config or by_hand()
         self.store = MemoryStore() if store is None else store
@@ -327,6 +329,7 @@ class Rig:
             write_savepoint=self._write_savepoint,
             on_decided=on_decided,
             on_receipt=on_receipt,
+            time=time,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)
         if begin:

@@ -28,9 +28,11 @@ from flinkish_spark.drop_in.stream_reader import KafkaStreamReader, parsed_offse
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.barrier_scan import BarrierScanner, Scanned, SeenBarrier
+from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.protocol.gate_values import BarrierKind
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
 from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.runtime.control_source import read_control
 
 LOG = logging.getLogger(__name__)
 _CLOCK = SystemClock()
@@ -113,7 +115,7 @@ class AlignedStreamReader(KafkaStreamReader):
             begin=(begin := self._with_new(begin, ends)),
             ahead={p: self._ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
             drawn=CheckpointId(drawn),
-            offer=_offered(self._options.control_path, drawn),
+            offer=_offered(content := read_control(self._options.control_path), drawn),
             now_ms=self._clock.wall_ms(),
             most=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             held=self._held(state, begin),
@@ -127,9 +129,13 @@ class AlignedStreamReader(KafkaStreamReader):
             self._watch.look_again()
         planned = plan_micro_batch(state, view, self._settings)
         self._report(state, view, planned)
+        before = TimeOffer.from_json(start)
+        time = before.raised_to(TimeOffer.from_json(content))
         if planned is None:
-            return start
-        return {**self._logged(planned.end, int(planned.drawn)), **planned.state.to_json(planned.end)}
+            # Time goes on where the source stands.
+            return start if time == before else {**start, **time.to_json()}
+        said = ControlOffset(int(planned.drawn), time)
+        return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
 
     # -- what there is --------------------------------------------------------------------------
     def _with_new(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
@@ -177,11 +183,9 @@ class AlignedStreamReader(KafkaStreamReader):
             self._waiting_since_ms = now_ms
 
 
-def _offered(control_path: str, drawn: int) -> Offer:
-    """Return the checkpoint that the job's coordinator offers."""
-    try:
-        control = json.loads(Path(control_path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
+    """Return the checkpoint that a control file offers."""
+    if "checkpoint" not in control:
         return Offer(CheckpointId(drawn))
     purpose = CheckpointPurpose(control.get("purpose", CheckpointPurpose.PERIODIC.value))
     kind = BarrierKind.SAVEPOINT if purpose.is_savepoint else BarrierKind.CHECKPOINT

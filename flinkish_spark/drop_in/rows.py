@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,20 @@ class KafkaPiece(InputPartition):
         self.piece, self.barrier = piece, barrier
 
 
+class WakePiece(InputPartition):
+    """Rows that call key groups of a job's operators.
+
+    Parameters
+    ----------
+    rows
+        Kind, checkpoint, channel, and sequence, which travels in place of a record's offset.
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        super().__init__(None)
+        self.rows = tuple(rows)
+
+
 def schema_of(options: SourceOptions) -> str:
     """Return the columns of the source."""
     return SCHEMA + HEADERS * options.reader.include_headers + CONTROL * bool(options.control_path)
@@ -66,6 +80,23 @@ def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.Rec
                 yield _with_control(batch, 0, 0, C.Kind.RECORD) if options.control_path else batch
     if partition.barrier is not None:
         yield _barrier(options, partition.barrier)
+
+
+def read_wakes(options: SourceOptions, partition: WakePiece) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that call key groups, without anything of a record. Called in a task."""
+    import pyarrow as pa
+
+    kinds, checkpoints, channels, places = zip(*partition.rows, strict=True)
+    nothing = _nothing(options, len(partition.rows))
+    offsets = nothing.schema.get_field_index("offset")
+    rows = nothing.set_column(offsets, nothing.schema.field(offsets), pa.array(places, pa.int64()))
+    for name, values, width in (
+        (C.KIND, kinds, pa.int32()),
+        (C.CHECKPOINT, checkpoints, pa.int64()),
+        (C.CHANNEL, channels, pa.int64()),
+    ):
+        rows = rows.append_column(name, pa.array(values, width))
+    yield rows
 
 
 def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -110,10 +141,14 @@ def _with_control(batch: pa.RecordBatch, checkpoint: int, channel: int, kind: C.
 
 
 def _barrier(options: SourceOptions, barrier: Barrier) -> pa.RecordBatch:
+    return _with_control(_nothing(options, 1), int(barrier.checkpoint), barrier.channel, C.Kind.BARRIER)
+
+
+def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
+    """Return rows of nulls in place of records."""
     import pyarrow as pa
 
     from flinkish_spark.kafka.range_reader import record_schema
 
     columns = record_schema(include_headers=options.reader.include_headers)
-    nothing = pa.RecordBatch.from_pylist([{}], schema=columns)
-    return _with_control(nothing, int(barrier.checkpoint), barrier.channel, C.Kind.BARRIER)
+    return pa.RecordBatch.from_pylist([{}] * count, schema=columns)

@@ -3,7 +3,7 @@
 Lives in one Python process per query that Spark keeps on the driver. Spark logs what
 :meth:`KafkaStreamReader.latestOffset` returns before it runs the micro-batch, so everything a
 re-run must repeat is in that offset: the end of every partition and, inside an environment's job,
-the checkpoint whose barriers the micro-batch carries.
+what its driver has said: the checkpoint whose barriers the micro-batch carries, and where time stands.
 
 Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer
 may be another one. So the first micro-batch of a plain query is empty and ends where the query
@@ -13,7 +13,6 @@ begins, and an environment's job keeps its first offsets in its job directory.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,16 +30,18 @@ from flinkish_spark.drop_in import offset_plan as plan
 from flinkish_spark.drop_in.finder import OffsetFinder
 from flinkish_spark.drop_in.group_offsets import GroupOffsets
 from flinkish_spark.drop_in.offset_plan import Range
-from flinkish_spark.drop_in.rows import KafkaPiece, read_piece
+from flinkish_spark.drop_in.rows import KafkaPiece, WakePiece, read_piece, read_wakes
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.scans import OWN_KEYS
+from flinkish_spark.runtime.control_source import offered_by, read_control, wake_rows
 from flinkish_spark.runtime.spark_log import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
@@ -48,6 +49,8 @@ from flinkish_spark.store import LocalStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: What a plain query goes by, and a job's before its driver has said anything.
+NOTHING_SAID = ControlOffset()
 #: In the offset that a plain query begins with, and in no offset that Spark logs.
 START_KEY = "flinkish:start"
 #: Spark asks every 10 ms while there is nothing to read; the brokers are asked this often.
@@ -82,8 +85,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return where a query without a checkpoint begins; Spark may ask several times."""
         if not self._options.first_offsets:
-            return {**self._logged(self._finder.starting(), 0), START_KEY: True}
-        return self._logged(plan.from_json(self._first()["offsets"]), 0)
+            return {**self._logged(self._finder.starting(), NOTHING_SAID), START_KEY: True}
+        return self._logged(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
 
     def _first(self) -> dict[str, Any]:
         """Return where the job began, recording it at the first start.
@@ -113,7 +116,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end of the topics, for the lag in Spark's progress."""
-        return self._logged(self._newest, 0) if self._newest else None
+        return self._logged(self._newest, NOTHING_SAID) if self._newest else None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if there is nothing new.
@@ -125,10 +128,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin, checkpoint = parsed_offset(start)
         if START_KEY in start:
-            return self._logged(begin, checkpoint)
+            return self._logged(begin, ControlOffset(checkpoint))
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = max(checkpoint, _offered(self._options.control_path))
+        offered = ControlOffset.from_json(start).raised_to(self._offered())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
         end = self._capped(begin, self._newest)
@@ -166,9 +169,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (time.monotonic() - self._last_batch_at) * 1000
         return plan.available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
 
-    def _logged(self, offsets: Mapping[Place, int], checkpoint: int) -> dict[str, Any]:
-        control = {OFFSET_KEY: checkpoint} if self._options.control_path else {}
-        return {**plan.to_json(offsets), **control}
+    def _offered(self) -> ControlOffset:
+        path = self._options.control_path
+        return offered_by(read_control(path)) if path else NOTHING_SAID
+
+    def _logged(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
+        said = control.to_json() if self._options.control_path else {}
+        return {**plan.to_json(offsets), **said}
 
     # -- reading --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -189,13 +196,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             (r.topic, r.partition): Barrier(CheckpointId(checkpoint), announced_channel(i, len(whole)))
             for i, r in enumerate(whole)
         }
-        return [
+        pieces: list[InputPartition] = [
             KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else None)
             for p in cut
         ]
+        wakes = wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end))
+        return [*pieces, WakePiece(wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one piece, and its barrier. Called in a task."""
+        if isinstance(partition, WakePiece):
+            return read_wakes(self._options, partition)
         assert isinstance(partition, KafkaPiece)
         return read_piece(self._options, partition)
 
@@ -208,13 +219,3 @@ def parsed_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
     """Return positions and checkpoint of an offset, without what else is in it."""
     topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
-
-
-def _offered(control_path: str) -> int:
-    """Return the checkpoint that the job's coordinator offers."""
-    if not control_path:
-        return 0
-    try:
-        return int(json.loads(Path(control_path).read_text(encoding="utf-8"))["checkpoint"])
-    except FileNotFoundError:
-        return 0

@@ -25,56 +25,31 @@ from flinkish_spark.graph.chains import chain_to
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
 from flinkish_spark.graph.python_transforms import RowTransform
+from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, Transform, hashable
 from flinkish_spark.graph.stream_graph import (
     SideNode,
     SourceNode,
     StreamGraph,
     StreamNode,
+    TimedNode,
     TransformNode,
 )
+from flinkish_spark.graph.times import plan_times
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.scans import Chain, PlanLayout, ScanRole
+from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.sinks.base import Sink
 
+NO_TIME_PLAN = TimePlan()
 #: A lineage that no seed was made for.
 NOTHING = Beginning()
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
-
-
-@dataclass(frozen=True)
-class RecordStream:
-    """Records of a source: own columns plus channel and sequence; barriers are apart.
-
-    Parameters
-    ----------
-    source
-        Uid of the source.
-    barriers
-        Control columns of the barriers that belong to the records.
-    channels
-        On how many channels each barrier comes.
-    marked
-        Records and barriers in one frame, where the source made them so; a transform cannot keep
-        them together, since it would see the barriers.
-    """
-
-    source: str
-    records: DataFrame
-    origins: Origins
-    barriers: DataFrame
-    channels: ExpectedChannels
-    marked: DataFrame | None = None
-
-    @property
-    def schema(self) -> T.StructType:
-        """Own fields."""
-        return T.StructType([f for f in self.records.schema if not f.name.startswith(C.PREFIX)])
 
 
 @dataclass(frozen=True)
@@ -126,12 +101,15 @@ class PlannedJob:
         What it runs, in the order of the streams.
     operators
         The keyed operators in it by uid.
+    time
+        Who in it reports about time.
     """
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
     chains: tuple[Chain, ...] = ()
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
+    time: TimePlan = NO_TIME_PLAN
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
@@ -174,12 +152,7 @@ class Planner:
         self._control_path = control_path
         self._partitions = partitions
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
-        self._barriers = control.select(
-            F.lit(int(C.Kind.BARRIER)).alias(C.KIND),
-            F.col("checkpoint").alias(C.CHECKPOINT),
-            F.lit(0).cast("long").alias(C.CHANNEL),
-            F.lit(0).cast("long").alias(C.SEQUENCE),
-        )
+        self._barriers = control.select(*C.CONTROL)
         self._has_one_source = False
         self._planned: dict[tuple[int, str], PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
@@ -207,7 +180,8 @@ class Planner:
             part = named_chain(_tag(base.stream, index), base.chain)
             union = part if union is None else union.unionByName(part, allowMissingColumns=True)
         assert union is not None
-        return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators)
+        time = plan_times(graph, lambda node, chain: self.stream(node, chain))
+        return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators, time)
 
     def stream(self, node: StreamNode, chain: Chain) -> PlannedStream:
         """Return the plan of one node as a part of `chain`; chains that begin alike share it."""
@@ -228,7 +202,11 @@ class Planner:
             function = node.function
             if isinstance(function, RowTransform):
                 function = function.located(parent.origins)
-            return _transform_records(parent, function)
+            return transform_records(parent, function)
+        if isinstance(node, TimedNode):
+            parent = self.stream(node.parent, chain)
+            assert isinstance(parent, RecordStream), "refused where it was declared"
+            return with_times(parent, node.strategy)
         if isinstance(node, SideNode):
             main = self.stream(node.parent, chain)
             assert isinstance(main, TaggedStream)
@@ -259,11 +237,16 @@ class Planner:
     def _plan_source(self, node: SourceNode, chain: Chain) -> RecordStream:
         origins = Origins(node.source.topics)
         source, marked = self._beginning.positioned(node, chain), None
+        if self._graph.needs_own_time(node):
+            source = source.with_own_time() or source
         if self._has_one_source:
             marked = source.load_marked(self._spark, self._control_path)
         if marked is None:
             records = source.load(self._spark, self._control_path)
-            return RecordStream(node.uid, records, origins, self._barriers, SOURCE_CHANNELS)
+            has_channels = source.has_channels
+            return RecordStream(
+                node.uid, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels
+            )
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         return RecordStream(
             node.uid,
@@ -339,29 +322,6 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     return frame
 
 
-def _transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    records = function(stream.records)
-    if not isinstance(records, DataFrame):
-        raise GraphError(f"a transform returned a {type(records).__name__}", what_to_do="return a DataFrame")
-    if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
-        return replace(stream, records=records, marked=None)
-    # The function selected its own columns. A narrow transform keeps rows in their order within
-    # Spark's input partition, so position in the partition stands in for the offset.
-    return replace(stream, records=with_position(records), origins=Origins(), marked=None)
-
-
-def with_position(records: DataFrame) -> DataFrame:
-    """Add channel and sequence from Spark's input partition and the row's place in it."""
-    place = F.monotonically_increasing_id()
-    kept = [F.col(C.quoted(name)) for name in records.columns if name not in (C.CHANNEL, C.SEQUENCE)]
-    placed = records.select(*kept, place.alias(C.SEQUENCE))
-    return placed.select(
-        *kept,
-        F.shiftright(C.SEQUENCE, 33).alias(C.CHANNEL),
-        F.col(C.SEQUENCE).bitwiseAND((1 << 33) - 1).alias(C.SEQUENCE),
-    )
-
-
 def _fields(stream: TaggedStream) -> list[str]:
     """Return the columns of a stream's frame that hold fields, of all of its outputs."""
     control = {*C.CONTROL, C.SIDE, C.TIME}
@@ -379,7 +339,8 @@ def _tag(stream: TaggedStream, index: int) -> DataFrame:
         C.KIND,
         C.CHECKPOINT,
         C.CHANNEL,
-        F.when(is_record, hashed).otherwise(F.lit(0).cast("long")).alias(C.HASH),
+        # The second number of a report; of a barrier nobody reads it.
+        F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
         F.lit(index).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),
         *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],

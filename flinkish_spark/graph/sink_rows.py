@@ -102,5 +102,6 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
         hashed.alias(C.HASH),
         *names,
     )
-    barriers = rows.where(F.col(C.KIND) == int(C.Kind.BARRIER)).select(*C.SINK_CONTROL)
-    return tagged.unionByName(barriers, allowMissingColumns=True)
+    # Barriers, and reports about time.
+    control = rows.where(F.col(C.KIND) != int(C.Kind.RECORD)).select(*C.SINK_CONTROL)
+    return tagged.unionByName(control, allowMissingColumns=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
     from flinkish_spark.sinks.base import Sink
     from flinkish_spark.sources.base import Source
+    from flinkish_spark.watermark_strategy import WatermarkStrategy
 
     KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | OperatorFactory
 
@@ -68,7 +69,15 @@ class SideNode:
     output: T.StructType
 
 
-StreamNode = SourceNode | TransformNode | KeyedNode | SideNode
+@dataclass(frozen=True, eq=False)
+class TimedNode:
+    """Gives the records of `parent` event times and watermarks."""
+
+    parent: StreamNode
+    strategy: WatermarkStrategy
+
+
+StreamNode = SourceNode | TransformNode | TimedNode | KeyedNode | SideNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +96,7 @@ class StreamGraph:
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
     sides: list[SideNode] = field(default_factory=list)
+    timed: list[TimedNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
 
     def check_uid(self, uid: str) -> str:
@@ -114,6 +124,10 @@ class StreamGraph:
         """Return all uids in declaration order."""
         nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         return tuple(node.uid for node in nodes)
+
+    def needs_own_time(self, source: SourceNode) -> bool:
+        """Whether a watermark strategy goes by the time that a source gave its records, or asks for it."""
+        return any(node.strategy.uses_own_time and base_of(node) == source.uid for node in self.timed)
 
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
         """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
@@ -148,8 +162,17 @@ class StreamGraph:
             )
 
 
+def is_behind_keys(node: StreamNode) -> bool:
+    """Whether records of a stream come from a keyed operator."""
+    while not isinstance(node, SourceNode):
+        if isinstance(node, KeyedNode):
+            return True
+        node = node.parent
+    return False
+
+
 def base_of(node: StreamNode) -> str:
     """Return the uid of the operator or source that a stream's plan begins with."""
-    while isinstance(node, TransformNode | SideNode):
+    while isinstance(node, TransformNode | TimedNode | SideNode):
         node = node.parent
     return node.uid

@@ -15,6 +15,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.lineage import PastRewind, RewindKind, Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable, Json, StagedBatch
+from flinkish_spark.protocol.watermarks import EventTime
 
 
 class Verdict(enum.Enum):
@@ -41,6 +42,8 @@ class Decision:
         Uids that had finished before its trigger: a restore does not run them again.
     hook_states
         What the master hooks gave, by name.
+    times
+        Where time stood behind its last micro-batch; None in a job without event time and timers.
     """
 
     checkpoint: CheckpointId
@@ -57,6 +60,7 @@ class Decision:
     triggered_at_ms: int = 0
     finished: tuple[str, ...] = ()
     hook_states: Mapping[str, Any] = field(default_factory=dict)
+    times: EventTime | None = None
 
     @property
     def batch(self) -> BatchId:
@@ -77,7 +81,7 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
+        stored: dict[str, Any] = {
             "checkpoint": int(self.checkpoint),
             "verdict": self.verdict.value,
             "owner_epoch": int(self.owner_epoch),
@@ -93,6 +97,9 @@ class Decision:
             "finished": list(self.finished),
             "hook_states": dict(self.hook_states),
         }
+        if self.times is not None:
+            stored["times"] = self.times.to_json()
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> Decision:
@@ -113,6 +120,7 @@ class Decision:
             int(value.get("triggered_at_ms", 0)),
             tuple(str(u) for u in value.get("finished", ())),
             dict(value.get("hook_states", {})),
+            None if value.get("times") is None else EventTime.from_json(value["times"]),
         )
         if decision.verdict is Verdict.COMMIT and not decision.batches:
             raise ValueError(f"the decision of checkpoint {decision.checkpoint} is COMMIT without a batch")

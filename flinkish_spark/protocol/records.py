@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, checked_name
+from flinkish_spark.protocol.time_facts import BatchTimes
 
 Json = Mapping[str, Any]
 
@@ -21,6 +22,26 @@ class Barrier:
 
     checkpoint: CheckpointId
     channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeReport:
+    """What a source's scan or a keyed operator said about time in one task; travels like a barrier.
+
+    Parameters
+    ----------
+    reporter
+        Its number in the plan; see `protocol/time_plan.py`, also for the two numbers.
+    place
+        Channel or key group.
+    first, second
+        Two numbers of 64 bits.
+    """
+
+    reporter: int
+    place: int
+    first: int
+    second: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,8 @@ class TaskAck:
         Every barrier row that passed through this task.
     dropped, dead_lettered
         Records the sink's policy kept out of the topic.
+    reports
+        Every report about time that passed through this task.
     """
 
     partition: int
@@ -45,10 +68,11 @@ class TaskAck:
     barriers: tuple[Barrier, ...] = ()
     dropped: int = 0
     dead_lettered: int = 0
+    reports: tuple[TimeReport, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
+        stored: dict[str, Any] = {
             "partition": self.partition,
             "rows": self.rows,
             "digest": str(self.digest),
@@ -56,6 +80,9 @@ class TaskAck:
             "dropped": self.dropped,
             "dead_lettered": self.dead_lettered,
         }
+        if self.reports:
+            stored["reports"] = [[r.reporter, r.place, r.first, r.second] for r in self.reports]
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> TaskAck:
@@ -67,6 +94,7 @@ class TaskAck:
             tuple(Barrier(CheckpointId(int(c)), int(channel)) for c, channel in value["barriers"]),
             int(value.get("dropped", 0)),
             int(value.get("dead_lettered", 0)),
+            tuple(TimeReport(*map(int, report)) for report in value.get("reports", ())),
         )
 
 
@@ -153,7 +181,7 @@ class StagedBatch:
     committables exist, not that the batch counts: that is commits/N.
 
     `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
-    version staged it.
+    version staged it. `times` is what it says about time; None in a job without any.
     """
 
     lineage: Lineage
@@ -164,6 +192,7 @@ class StagedBatch:
     committables: tuple[Committable, ...]
     blocks: tuple[int, ...] = ()
     began_at_ms: int | None = None
+    times: BatchTimes | None = None
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
@@ -183,6 +212,8 @@ class StagedBatch:
         }
         if self.began_at_ms is not None:
             stored["began_at_ms"] = self.began_at_ms
+        if self.times is not None:
+            stored["times"] = self.times.to_json()
         return stored
 
     @classmethod
@@ -197,4 +228,5 @@ class StagedBatch:
             tuple(Committable.from_json(c) for c in value["committables"]),
             tuple(int(b) for b in value["blocks"]),
             value.get("began_at_ms"),
+            None if value.get("times") is None else BatchTimes.from_json(value["times"]),
         )

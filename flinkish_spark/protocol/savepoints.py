@@ -15,6 +15,7 @@ from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
 from flinkish_spark.protocol.records import Json
 from flinkish_spark.protocol.scans import Chain, Position
+from flinkish_spark.protocol.watermarks import EventTime
 
 #: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
 SAVEPOINT_VERSION = 1
@@ -218,6 +219,8 @@ class SavepointMetadata:
         By topic, the upstream job and its checkpoint that this savepoint is one cut with.
     files
         All state files.
+    times
+        Where event time stood; None if the job had none.
     """
 
     savepoint: str
@@ -236,6 +239,7 @@ class SavepointMetadata:
     finished: tuple[str, ...] = ()
     upstream: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[StateFile, ...] = ()
+    times: EventTime | None = None
 
     @property
     def rows(self) -> int:
@@ -249,7 +253,7 @@ class SavepointMetadata:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
+        stored: dict[str, Any] = {
             "version": SAVEPOINT_VERSION,
             "savepoint": self.savepoint,
             "job": self.job,
@@ -270,6 +274,9 @@ class SavepointMetadata:
             "rows": self.rows,
             "bytes": self.size_bytes,
         }
+        if self.times is not None:
+            stored["times"] = self.times.to_json()
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> SavepointMetadata:
@@ -301,6 +308,7 @@ class SavepointMetadata:
             tuple(str(uid) for uid in value["finished"]),
             dict(value["upstream"]),
             tuple(StateFile.from_json(f) for f in value["files"]),
+            None if value.get("times") is None else EventTime.from_json(value["times"]),
         )
 
 

@@ -14,6 +14,7 @@ from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import Json
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.protocol.scans import Chain, Position
+from flinkish_spark.protocol.watermarks import EventTime
 
 
 class ClaimMode(enum.Enum):
@@ -123,6 +124,9 @@ class Seed:
         Below ``seeds/<lineage>/``.
     claim, path
         Who owns the savepoint, and where it was found.
+    times
+        Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
+        checkpoint itself does.
     """
 
     lineage: Lineage
@@ -136,6 +140,7 @@ class Seed:
     files: tuple[StateFile, ...] = ()
     claim: ClaimMode = ClaimMode.NO_CLAIM
     path: str = ""
+    times: EventTime | None = None
 
     def chain(self, name: str) -> SeededChain | None:
         """Return how the chain of that name begins; None if the job had none such."""
@@ -150,7 +155,7 @@ class Seed:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
+        stored: dict[str, Any] = {
             "lineage": int(self.lineage),
             "origin": self.origin.value,
             "savepoint": self.savepoint,
@@ -163,6 +168,9 @@ class Seed:
             "claim": self.claim.value,
             "path": self.path,
         }
+        if self.times is not None:
+            stored["times"] = self.times.to_json()
+        return stored
 
     @classmethod
     def from_json(cls, value: Json) -> Seed:
@@ -179,4 +187,5 @@ class Seed:
             tuple(StateFile.from_json(f) for f in value["files"]),
             ClaimMode(value["claim"]),
             str(value["path"]),
+            None if value.get("times") is None else EventTime.from_json(value["times"]),
         )

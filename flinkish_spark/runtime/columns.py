@@ -27,6 +27,9 @@ BLOCK = "_fs_block"
 KEY_HASH = "_fs_key_hash"
 #: A record's event time in milliseconds.
 TIME = "_fs_time"
+#: The greatest watermark that a generator of the user's has emitted up to a record, in its channel and task;
+#: the least number there is before the first one. Where it is there, it is reported in place of the times.
+MARK = "_fs_mark"
 #: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
 STATE = "_fs_state"
 

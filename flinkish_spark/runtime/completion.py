@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError, StoreError
 from flinkish_spark.job_dir import JobDir
@@ -237,7 +238,8 @@ def decision_of(
         parts.ownership.epoch,
         parts.clock.wall_ms(),
         lineage=batches[-1].lineage,
-        batches=batches,
+        # What they say about time is in `times`: of many key groups it is more than all the rest.
+        batches=tuple(replace(staged, times=None) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
         uids=parts.uids,
@@ -245,4 +247,5 @@ def decision_of(
         triggered_at_ms=parts.tracker.triggered_at_ms(pending.checkpoint),
         finished=pending.finished,
         hook_states=pending.hook_states,
+        times=parts.time.behind(batch),
     )

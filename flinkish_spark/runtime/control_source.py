@@ -1,8 +1,9 @@
 """The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
 
-The coordinator raises the checkpoint id in a small file; Spark asks this source for its latest
-offset, writes it to the offset log, and only then runs the micro-batch that carries the barrier.
-So a micro-batch that is run again carries the same barrier, and an idle stream still gets a batch.
+The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
+source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
+them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
+key groups, and an idle stream still gets a batch.
 
 Everything here but :class:`ControlFile` runs in Python processes of Spark's, never in the user's.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,26 +21,34 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.chaining.status import AlignmentStatus, read_status
+from flinkish_spark.protocol.control_offset import NO_TIME_YET, ControlOffset, TimeOffer
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
-from flinkish_spark.runtime.spark_log import OFFSET_KEY
+from flinkish_spark.runtime import columns as C
 
 FORMAT_NAME = "flinkish-control"
-_SCHEMA = "checkpoint BIGINT"
+_SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"
+#: Kind, checkpoint, channel and sequence.
+ControlRow = tuple[int, int, int, int]
 #: Names of the files of one start: the control file and what lies beside it.
 _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
-    """How the trigger reaches the source: a file that is replaced atomically.
+    """How the driver reaches the sources: a file that is replaced atomically.
 
     Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
-    coordinator triggers anew with a higher id.
+    coordinator triggers anew with a higher id, and the time keeper says again where time stands.
+
+    Used by the coordinator's thread, and by the epoch writer's for what is about time.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
         self._on_offer: CheckpointId | None = None
+        self._purpose = CheckpointPurpose.PERIODIC
+        self._time, self._waiting = NO_TIME_YET, NO_TIME_YET
 
     @classmethod
     def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
@@ -67,12 +77,10 @@ class ControlFile:
         self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
     ) -> None:
         """Let the next micro-batch carry the barrier of `checkpoint`; a chained source, the next cut."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        content = {"checkpoint": int(checkpoint), "purpose": purpose.value}
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, self.path)
-        self._on_offer = checkpoint
+        with self._lock:
+            self._time = self._time.raised_to(self._waiting)
+            self._write(checkpoint, purpose)
+            self._on_offer, self._purpose = checkpoint, purpose
 
     def withdraw(self, checkpoint: CheckpointId) -> bool:
         """Take an offer back, so that no source draws an id that is dead.
@@ -82,21 +90,68 @@ class ControlFile:
         bool
             Whether it was on offer. It may have been drawn all the same.
         """
-        if self._on_offer != checkpoint:
-            return False
-        self.path.unlink(missing_ok=True)
-        self._on_offer = None
-        return True
+        with self._lock:
+            if self._on_offer != checkpoint:
+                return False
+            self._write(None, self._purpose)
+            self._on_offer = None
+            return True
+
+    def offer_time(self, time: TimeOffer) -> None:
+        """Let the next micro-batch carry a watermark, and call key groups; there is one even without records.
+
+        What was offered before it need not have been drawn: the newest offer holds all that is due.
+        """
+        with self._lock:
+            if time != self._time:
+                self._time = self._waiting = time
+                self._write(self._on_offer, self._purpose)
+
+    def keep_time(self, time: TimeOffer) -> None:
+        """Let a watermark go along with the next checkpoint; alone it is not worth a micro-batch."""
+        with self._lock:
+            self._waiting = time
+
+    def _write(self, checkpoint: CheckpointId | None, purpose: CheckpointPurpose) -> None:
+        content: dict[str, Any] = self._time.to_json()
+        if checkpoint is not None:
+            content |= {"checkpoint": int(checkpoint), "purpose": purpose.value}
+        if not content:
+            self.path.unlink(missing_ok=True)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(temporary, self.path)
 
     def source_status(self) -> AlignmentStatus | None:
         """Return where the chained source stands; None if the job has none, or it has not begun."""
         return read_status(str(self.path))
 
 
-class _BarrierPartition(InputPartition):
-    def __init__(self, checkpoint: int) -> None:
-        super().__init__(checkpoint)
-        self.checkpoint = checkpoint
+def read_control(path: str) -> dict[str, Any]:
+    """Return the content of a control file; empty while nothing is on offer."""
+    try:
+        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content
+
+
+def offered_by(content: dict[str, Any]) -> ControlOffset:
+    """Return what a control file offers."""
+    return ControlOffset(int(content.get("checkpoint", 0)), TimeOffer.from_json(content))
+
+
+def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
+    """Return the rows that call key groups in the micro-batch between two offsets."""
+    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
+
+
+class _ControlPartition(InputPartition):
+    def __init__(self, rows: list[ControlRow]) -> None:
+        super().__init__(tuple(rows))
+        self.rows = rows
 
 
 class ControlReader(DataSourceStreamReader):
@@ -107,26 +162,26 @@ class ControlReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the state before the first checkpoint."""
-        return {OFFSET_KEY: 0}
+        return ControlOffset().to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        """Return the offered checkpoint, or `start` while nothing newer is offered."""
-        try:
-            offered = int(json.loads(Path(self._path).read_text(encoding="utf-8"))["checkpoint"])
-        except FileNotFoundError:
-            return start
-        return {OFFSET_KEY: max(int(start[OFFSET_KEY]), offered)}
+        """Return what is on offer, or `start` while nothing newer is."""
+        known = ControlOffset.from_json(start)
+        raised = known.raised_to(offered_by(read_control(self._path)))
+        return start if raised == known else raised.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one partition if the checkpoint rose; only the newest id gets a barrier."""
-        if int(end[OFFSET_KEY]) > int(start[OFFSET_KEY]):
-            return [_BarrierPartition(int(end[OFFSET_KEY]))]
-        return []
+        """Return one partition if there is anything; only the newest id gets a barrier."""
+        before, after = ControlOffset.from_json(start), ControlOffset.from_json(end)
+        rows = wake_rows(before.time, after.time)
+        if after.checkpoint > before.checkpoint:
+            rows.append((int(C.Kind.BARRIER), after.checkpoint, 0, 0))
+        return [_ControlPartition(rows)] if rows else []
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        """Yield the barrier."""
-        assert isinstance(partition, _BarrierPartition)
-        yield (partition.checkpoint,)
+    def read(self, partition: InputPartition) -> Iterator[ControlRow]:
+        """Yield the control rows."""
+        assert isinstance(partition, _ControlPartition)
+        yield from partition.rows
 
 
 class ControlSource(DataSource):
@@ -138,7 +193,7 @@ class ControlSource(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> str:
-        """Return the one column."""
+        """Return the control columns."""
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:

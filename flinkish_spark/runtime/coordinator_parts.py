@@ -24,6 +24,7 @@ from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.staged_ages import StagedAge
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
+from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
 from flinkish_spark.runtime.tracking import CheckpointTracker
 from flinkish_spark.sinks.base import Committer
 
@@ -75,6 +76,8 @@ class CoordinatorParts:
         Uids of the keyed operators.
     write_savepoint
         Exports a confirmed checkpoint to a target; called in a thread of its own.
+    time
+        Says where event time stands.
     on_decided
         Called after a decision and before its first commit, in the thread that made it; may take a while.
     on_receipt
@@ -105,5 +108,6 @@ class CoordinatorParts:
     on_aborted: Callable[[CheckpointId], None]
     write_savepoint: Callable[[Decision, str], None]
     on_receipt: Callable[[Decision], None]
+    time: Timekeeping = NO_TIME
     on_aging: Callable[[StagedAge], None] = lambda age: None
     on_decided: Callable[[Decision], None] = lambda decision: None

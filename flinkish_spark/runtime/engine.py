@@ -18,6 +18,8 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.inputs import Inputs
@@ -94,11 +96,12 @@ class StagingContext:
 
 @dataclass(frozen=True)
 class RestoredFrom:
-    """A savepoint: its checkpoint, what the hooks gave for it by name, and its directory."""
+    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
 
     checkpoint: CheckpointId
     hooks: Mapping[str, Any]
     path: str
+    times: EventTime | None = None
 
 
 class Staging(Protocol):
@@ -123,6 +126,10 @@ class QueryPlan(Protocol):
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
         """Return, by sink uid, the channels whose barriers the sink must see."""
+
+    @property
+    def time(self) -> TimePlan:
+        """Return who reports about time."""
 
     def staging(self, context: StagingContext) -> Staging:
         """Return what stages this plan's micro-batches."""

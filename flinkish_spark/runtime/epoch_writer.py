@@ -19,6 +19,7 @@ from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.runtime.engine import Staging
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.steps import Observer, Step
+from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
 
 _GATE_POLL_MS = 20
 
@@ -83,6 +84,8 @@ class EpochWriterParts:
         Told of a staged micro-batch; its staged file is durable by then.
     must_wait
         Whether to hold the next micro-batch back.
+    time
+        Makes of what tasks report what the next micro-batch is told.
     """
 
     job_dir: JobDir
@@ -94,6 +97,7 @@ class EpochWriterParts:
     gate: AdmissionGate
     notify: Callable[[StagedBatch, int], None]
     must_wait: Callable[[], bool]
+    time: Timekeeping = NO_TIME
 
 
 class EpochWriter:
@@ -104,6 +108,11 @@ class EpochWriter:
         self._parts = parts
         #: The typed error of a failed micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all input is over, and every operator has been told so in a micro-batch."""
+        return self._parts.time.has_ended
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Stage one micro-batch."""
@@ -126,11 +135,13 @@ class EpochWriter:
         parts.gate.enter(parts.must_wait)
         parts.ownership.check()
         began_ms = parts.clock.monotonic_ms()
-        staged = parts.staging.stage(frame, batch, next(parts.attempts))
+        staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
         parts.observer.before(Step.STAGED_FILE, str(batch))
         parts.job_dir.write_staged(staged)
         parts.observer.after(Step.STAGED_FILE, str(batch))
         self._expected = batch.next()
+        # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
+        parts.time.on_staged(staged)
         parts.gate.passed(staged)
         parts.notify(staged, parts.clock.monotonic_ms() - began_ms)
         parts.observer.before(Step.SPARK_COMMIT, str(batch))

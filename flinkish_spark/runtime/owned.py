@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flinkish_spark.manifests.base import ManifestWriter
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.engine import RestoredFrom
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.master_hooks import MasterHooks
@@ -51,8 +52,10 @@ class OwnedJob:
             except Exception as error:
                 LOG.warning("closing '%s' failed: %s: %s", name, type(error).__name__, error)
 
-    def restore(self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks) -> None:
-        """Tell hooks and statistics what the next start of the query goes on from.
+    def restore(
+        self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks
+    ) -> EventTime | None:
+        """Tell hooks and statistics what the next start of the query goes on from; return where time stood.
 
         Parameters
         ----------
@@ -65,8 +68,10 @@ class OwnedJob:
         if newest is not None:
             hooks.restore(newest.checkpoint, newest.hook_states)
             self.tracker.restored(newest.checkpoint)
-        elif savepoint is not None:
+            return newest.times
+        if savepoint is not None:
             hooks.restore(savepoint.checkpoint, savepoint.hooks)
             self.tracker.restored(savepoint.checkpoint, savepoint.path)
-        else:
-            hooks.restore(None, {})
+            return savepoint.times
+        hooks.restore(None, {})
+        return None

@@ -50,6 +50,7 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
+    _check_alignment(graph)
     found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
     with query_conf(spark, settings.shuffle_partitions):
@@ -160,6 +161,19 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     if any(isinstance(part, DeltaSink) for part in parts):
         require_delta(found.has_delta or has_delta_format(spark))
     return found
+
+
+def _check_alignment(graph: StreamGraph) -> None:
+    """Refuse to align sources: none can hold back one of its channels yet."""
+    for node in graph.timed:
+        alignment = node.strategy.alignment
+        if alignment is not None:
+            raise GraphError(
+                f"the source '{base_of(node)}' cannot be aligned with the group '{alignment.group}'",
+                why="it cannot hold back one of its channels while it reads the others",
+                what_to_do="leave with_watermark_alignment() out, and limit what a micro-batch reads of it",
+                uid=base_of(node),
+            )
 
 
 def _check_shim(found: SparkProbe, planned: PlannedJob) -> None:

@@ -23,6 +23,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
@@ -33,6 +34,8 @@ from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.sinks.base import Committer, ShownOrder
 
 T = TypeVar("T")
+#: Where Spark starts, the micro-batches that are kept behind the last checkpoint, and where time stood at it.
+Recovered = tuple[R.StartSpark, list[StagedBatch], EventTime | None]
 LOG = logging.getLogger(__name__)
 _PAUSE_MS = 200
 #: More steps than any recovery can need; above it the facts do not change, which is a bug.

@@ -13,6 +13,7 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import Manifest, ManifestContext
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.runtime.listeners import JobListener
@@ -67,6 +68,15 @@ class JobProgress:
     dropped: int = 0
     last_error: str = ""
     is_running: bool = False
+
+    def confirmed(self, decision: Decision) -> int:
+        """Count a confirmed checkpoint; return how many records its sinks have dropped."""
+        self.checkpoints += 1
+        self.newest = decision.checkpoint
+        acks = [ack for batch in decision.batches for ack in batch.acks]
+        for ack in acks:
+            self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows
+        return sum(task.dropped for ack in acks for task in ack.tasks)
 
 
 def sink_context(

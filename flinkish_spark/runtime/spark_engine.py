@@ -15,6 +15,7 @@ from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
 from flinkish_spark.runtime.engine import (
     OwnerLock,
@@ -141,7 +142,7 @@ class SparkEngine:
     def restored_from(self) -> RestoredFrom | None:
         """Return the savepoint that the live lineage began with."""
         seed = self._savepoints.beginning().seed
-        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path)
+        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
 
     def confirmed(self, decision: Decision) -> None:
         """Let go of what the lineage began with."""
@@ -175,6 +176,11 @@ class SparkPlan:
     def channels(self) -> Mapping[str, ExpectedChannels]:
         """Return the channels by sink uid."""
         return {sink.uid: sink.channels for sink in self._planned.sinks}
+
+    @property
+    def time(self) -> TimePlan:
+        """Return who reports about time."""
+        return self._planned.time
 
     def staging(self, context: StagingContext) -> Staging:
         """Return what stages this plan's micro-batches."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
+from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.sealed_objects import SealedObjects
@@ -29,7 +30,7 @@ REPLAY = "replay"
 #: Where Python sources record where they began, and below which those of a seeded lineage do.
 FIRST_OFFSETS, SEEDS = "control/first-offsets", "seeds"
 #: Key of the checkpoint id in a source's offset; no Kafka topic can have this name.
-OFFSET_KEY = "flinkish:checkpoint"
+OFFSET_KEY = CHECKPOINT_KEY
 
 OFFSETS, COMMITS = "offsets", "commits"
 
@@ -231,9 +232,13 @@ def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> Corrupt
 
 @dataclass(frozen=True, slots=True)
 class LoggedOffsets:
-    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order."""
+    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order.
+
+    `processing_time_ms` is the wall clock when the micro-batch was planned; None where nothing says it.
+    """
 
     sources: tuple[Any, ...]
+    processing_time_ms: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> LoggedOffsets:
@@ -250,13 +255,21 @@ class LoggedOffsets:
                 f"Spark's offset log entry has version {lines[0][:20]!r}",
                 what_to_do="run the Spark version that wrote this job directory",
             )
-        return cls(tuple(None if line == "-" else json.loads(line) for line in lines[2:]))
+        sources = tuple(None if line == "-" else json.loads(line) for line in lines[2:])
+        facts = json.loads(lines[1] or "{}")
+        planned_ms = facts.get("batchTimestampMs") if isinstance(facts, dict) else None
+        return cls(sources, planned_ms)
 
     @property
     def checkpoint(self) -> CheckpointId:
         """Return the newest checkpoint whose barrier any source has given out; 0 before the first."""
         given = (source.get(OFFSET_KEY, 0) for source in self.sources if isinstance(source, dict))
         return CheckpointId(max((int(checkpoint) for checkpoint in given), default=0))
+
+    @property
+    def control(self) -> ControlOffset:
+        """Return what the driver had said before the micro-batch, as far as any source has given it out."""
+        return ControlOffset.newest(self.sources)
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
         """Return topic -> partition -> next offset of the source that reads any of `topics`.

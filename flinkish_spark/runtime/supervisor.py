@@ -37,7 +37,7 @@ from flinkish_spark.runtime.listeners import JobStates
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.owned import OwnedJob
 from flinkish_spark.runtime.ownership import seal_open_ids, take_over
-from flinkish_spark.runtime.recovering import Recovery, sweep_after_stop
+from flinkish_spark.runtime.recovering import Recovered, Recovery, sweep_after_stop
 from flinkish_spark.runtime.replaying import Replayer
 from flinkish_spark.runtime.restarting import RestartPolicy
 from flinkish_spark.runtime.retiring import CompletedCheckpoints
@@ -46,6 +46,7 @@ from flinkish_spark.runtime.rewinding import RewindRefused, SourcePositions, ord
 from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.runtime.tracking import CheckpointTracker
 
 LOG = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class Supervisor:
     # -- one start of the query -----------------------------------------------------------------
     def _run_query(self, owned: OwnedJob) -> None:
         settings, ownership, log, inputs = self._settings, owned.ownership, owned.log, owned.inputs
-        committers, tracker = owned.committers, owned.tracker
+        committers, tracker, clock = owned.committers, owned.tracker, settings.clock
         confirmation = Confirmation(
             self._job_dir,
             ownership,
@@ -225,7 +226,7 @@ class Supervisor:
         )
         self._is_starting = True
         self.control.detach()
-        start, kept = self._recover(owned, confirmation)
+        start, kept, stored = self._recover(owned, confirmation)
         if not until_answered(inputs.check, self._is_stopping):
             raise Interrupted("waiting for the input")
         control = self._control_file(owned)
@@ -234,6 +235,9 @@ class Supervisor:
         if newest is not None:
             self._engine.confirmed(newest)
         gate = AdmissionGate(settings.clock)
+        facts = (plan.time, self._engine.sources, control, log, clock)
+        time = TimeKeeper(*facts, stored, kept, start.next_batch)
+        time.begin()
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
                 config=settings.checkpoint,
@@ -260,13 +264,12 @@ class Supervisor:
                 on_decided=self._completed.decided,
                 on_receipt=self._completed.completed,
                 on_aging=self.states.aging,
+                time=time,
             ),
             kept,
         )
-        context = StagingContext(
-            owned.job, ownership, self._job_dir.lineage(), self._blocks, settings.clock, log
-        )
-        writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs)
+        context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
+        writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
         self._is_starting = False
         query = plan.start(log, writer)
         coordinator.start()
@@ -285,7 +288,7 @@ class Supervisor:
         if self.control.stop_wanted.is_set() or coordinator.final_confirmed.is_set():
             sweep_after_stop(self._job_dir, committers)
 
-    def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> tuple[StartSpark, list[StagedBatch]]:
+    def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> Recovered:
         settings, inputs = self._settings, owned.inputs
         recovery = Recovery(
             self._job_dir,
@@ -323,10 +326,10 @@ class Supervisor:
         newest = self._job_dir.newest_commit()
         self.states.goes_on_from(None if newest is None else newest.checkpoint)
         savepoint = self._engine.restored_from() if newest is None else None
-        owned.restore(newest, savepoint, settings.hooks)
+        stored = owned.restore(newest, savepoint, settings.hooks)
         if newest is not None:
             self._failures = self._failures.completed(newest.checkpoint)
-        return start, kept
+        return start, kept, stored
 
     def _control_file(self, owned: OwnedJob) -> ControlFile:
         folder = self._settings.root / "control"
@@ -340,7 +343,7 @@ class Supervisor:
                 raise coordinator.failure
             if coordinator.final_confirmed.is_set():
                 return
-            if control.stop_wanted.is_set() and not final_triggered:
+            if not final_triggered and (control.stop_wanted.is_set() or writer.has_ended):
                 coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
                 final_triggered = True
             if not query.is_active:
@@ -360,13 +363,7 @@ class Supervisor:
         coordinator.join()
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
-        progress = self.progress
-        progress.checkpoints += 1
-        progress.newest = decision.checkpoint
-        for batch in decision.batches:
-            for ack in batch.acks:
-                progress.rows_by_sink[ack.sink] = progress.rows_by_sink.get(ack.sink, 0) + ack.rows
-                self._dropped_by_sinks += sum(t.dropped for t in ack.tasks)
+        self._dropped_by_sinks += self.progress.confirmed(decision)
         self._restarts.ran_well()
         self._engine.confirmed(decision)
         self.states.completed(decision.checkpoint)
@@ -379,6 +376,7 @@ class Supervisor:
         gate: AdmissionGate,
         coordinator: CheckpointCoordinator,
         inputs: Inputs,
+        time: TimeKeeper,
     ) -> EpochWriter:
         def note(staged: StagedBatch, sync_ms: int) -> None:
             if staged.checkpoints and not until_answered(inputs.check_identity, self._is_stopping):
@@ -396,5 +394,6 @@ class Supervisor:
             gate=gate,
             notify=note,
             must_wait=coordinator.must_wait,
+            time=time,
         )
         return EpochWriter(start.next_batch, parts)

@@ -339,6 +339,7 @@ def export_savepoint(
         finished=tuple(decision.finished),
         upstream=dict(upstream),
         files=exported.files,
+        times=decision.times,
     )
     sync_folders(target, exported.files)
     # The savepoint exists from here on.

@@ -167,6 +167,7 @@ class Restore:
                 files=files,
                 claim=self.settings.claim,
                 path=str(self.settings.folder),
+                times=metadata.times,
             )
         )
         return name

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from flinkish_spark.errors import InternalError
 from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.records import Barrier, TaskAck
+from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
@@ -94,7 +94,7 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
 
 
 class RowCount:
-    """Counts records and takes the barriers out, as the row tap in the JAR does.
+    """Counts records, and takes barriers and reports out, as the row tap in the JAR does.
 
     Parameters
     ----------
@@ -106,27 +106,42 @@ class RowCount:
         self._partition = partition
         self._rows = self._digest = 0
         self._barriers: list[Barrier] = []
+        self._reports: list[TimeReport] = []
 
     def admit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Count a batch's rows; return its records without the barriers."""
+        """Count a batch's rows; return its records alone."""
         import pyarrow.compute as pc
 
-        kinds = batch.column(C.KIND)
-        is_record = pc.equal(kinds, int(C.Kind.RECORD))
-        barriers = batch.filter(pc.equal(kinds, int(C.Kind.BARRIER)))
-        ids, channels = barriers.column(C.CHECKPOINT).to_pylist(), barriers.column(C.CHANNEL).to_pylist()
-        for checkpoint, channel in zip(ids, channels, strict=True):
-            self._barriers.append(Barrier(CheckpointId(checkpoint), channel))
-        records = batch.filter(is_record) if barriers.num_rows else batch
+        is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
+        control = batch.select(list(C.SINK_CONTROL)).filter(pc.invert(is_record))
+        if control.num_rows:
+            self._note(control)
+        records = batch.filter(is_record) if control.num_rows else batch
         self._rows += records.num_rows
         # Adding up as unsigned numbers wraps, as the digest is defined.
         hashes = records.column(C.HASH).to_numpy(zero_copy_only=False).view("uint64")
         self._digest = (self._digest + int(hashes.sum(dtype="uint64"))) % _WRAP
         return records
 
+    def _note(self, control: pa.RecordBatch) -> None:
+        """Note control rows; of kinds that are for nobody here, nothing."""
+        for kind, first, place, second in zip(
+            *(column.to_pylist() for column in control.columns), strict=True
+        ):
+            if kind == int(C.Kind.BARRIER):
+                self._barriers.append(Barrier(CheckpointId(first), place))
+            elif kind >= C.FIRST_REPORT:
+                self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
+
     def done(self) -> TaskAck:
         """Return the task's acknowledgement."""
-        return TaskAck(self._partition, self._rows, self._digest, tuple(self._barriers))
+        return TaskAck(
+            self._partition,
+            self._rows,
+            self._digest,
+            tuple(self._barriers),
+            reports=tuple(self._reports),
+        )
 
 
 def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.protocol.scans import Position
 
@@ -50,8 +50,48 @@ class Source(ABC):
 
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
+    #: Whether ``_fs_channel`` means the same in every micro-batch.
+    has_channels: bool = True
     #: What its positions are positions in; part of savepoints.
     kind: str = "dataframe"
+
+    def bound(self, uid: str) -> Self:
+        """Return this source as the one with that uid. Called by `from_source`, before anything else.
+
+        Raises
+        ------
+        ConfigError
+            It cannot be used.
+        """
+        return self
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it can come to an end. A job ends when all of its sources have."""
+        return False
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        """Whether a bounded source has nothing behind `position`, now and for ever.
+
+        Called behind each micro-batch, in the query's thread, with the offsets that it was read up to.
+        """
+        return False
+
+    def with_own_time(self) -> Source | None:
+        """Return this source with the time that its system gave each record, in the column ``_fs_time``.
+
+        In milliseconds. Called by the planner, where a watermark strategy goes by it; None for a source
+        whose records have no time.
+        """
+        return None
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int] | None:
+        """Return the channels that may still bring records behind `position`: numbers in ``_fs_channel``.
+
+        A channel that has not brought anything yet is waited for, if it is among them. None where a source
+        cannot tell: then a channel is known from its first record on.
+        """
+        return None
 
     @property
     def is_positionable(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge import stateful_parts, streaming_sources
 from flinkish_spark.errors import GraphError
-from flinkish_spark.graph.planner import with_position
+from flinkish_spark.graph.record_stream import with_position
 from flinkish_spark.sources.base import Source
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class DataFrameSource(Source):
     """
 
     frame: DataFrame
+    has_channels = False
 
     def __post_init__(self) -> None:
         if not self.frame.isStreaming:

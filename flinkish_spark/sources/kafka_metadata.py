@@ -9,9 +9,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime import columns as C
 
 #: What can be asked for; the column is called the same with an underscore in front.
 METADATA = ("topic", "partition", "offset", "timestamp")
+#: What only the planner asks for: the record's timestamp as event time.
+OWN_TIME = "event time"
 
 
 def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
@@ -38,12 +41,13 @@ def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
 
 def metadata_columns(metadata: Sequence[str]) -> list[Column]:
     """Return the columns, made from those of a Kafka reader."""
-    return [F.col(name).alias(column) for name, column in zip(metadata, names_of(metadata), strict=True)]
+    columns = {name: F.col(name) for name in METADATA} | {OWN_TIME: F.unix_millis("timestamp")}
+    return [columns[name].alias(column) for name, column in zip(metadata, names_of(metadata), strict=True)]
 
 
 def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the columns."""
-    return tuple(f"_{name}" for name in metadata)
+    return tuple(C.TIME if name == OWN_TIME else f"_{name}" for name in metadata)
 
 
 def check_names(metadata: Sequence[str], fields: T.StructType) -> None:

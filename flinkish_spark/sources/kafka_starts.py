@@ -12,6 +12,7 @@ from flinkish_spark.protocol.scans import offsets_in
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import Source, SourceStart
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_metadata import OWN_TIME
 
 if TYPE_CHECKING:
     from flinkish_spark.job_dir import JobDir
@@ -25,6 +26,7 @@ class StartsAtOffsets(Source):
     """A source of Kafka topics that can begin at any offset of any partition."""
 
     kind = "kafka"
+    metadata: tuple[str, ...] = ()
     _start: SourceStart | None
 
     @property
@@ -45,6 +47,23 @@ class StartsAtOffsets(Source):
         for name in ("_admin", "_watch_admin"):
             moved.__dict__.pop(name, None)
         return moved
+
+    def with_own_time(self) -> Self:
+        """Return this source with the timestamp of Kafka's records."""
+        timed = copy(self)
+        timed.__dict__["metadata"] = (*self.metadata, OWN_TIME)
+        return timed
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the partitions, by the number that their records have as their channel."""
+        found = position.kafka(frozenset(self.topics))
+        if len(self.topics) == 1:
+            return frozenset(found.get(self.topics[0], {}))
+        return frozenset(
+            (index << 32) + partition
+            for index, topic in enumerate(self.topics)
+            for partition in found.get(topic, {})
+        )
 
     def starting_at_offsets(self, otherwise: str) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named.

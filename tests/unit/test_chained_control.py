@@ -16,7 +16,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.trigger import FinishedParticipants, JobPhase, ParticipantStatus
-from flinkish_spark.runtime.control_source import ControlFile, ControlReader
+from flinkish_spark.runtime.control_source import ControlFile, ControlReader, read_control
 from flinkish_spark.runtime.source_waits import SourceWaits
 from tests.clocks import ManualClock
 
@@ -183,20 +183,20 @@ def test_other_failures_are_told_as_they_are(job: Job) -> None:
 # -- what is on offer -------------------------------------------------------------------------------------
 
 
+def seen_at(path: str) -> tuple[int, dict[str, int]]:
+    """Return what a chained source and the control source see."""
+    offered = _offered(read_control(path), 0)
+    return int(offered.checkpoint), ControlReader(path).latestOffset(start(0), None)
+
+
 def test_an_aborted_checkpoint_is_drawn_no_more(job: Job) -> None:
     """Drawn, its id would be dead and the cut used up."""
     path = str(job.control.path)
     job.ask()
     job.offer()
-    assert (int(_offered(path, 0).checkpoint), ControlReader(path).latestOffset(start(0), None)) == (
-        1,
-        start(1),
-    )
+    assert seen_at(path) == (1, start(1))
     job.fails(Reason.EXPIRED)
-    assert (int(_offered(path, 0).checkpoint), ControlReader(path).latestOffset(start(0), None)) == (
-        0,
-        start(0),
-    )
+    assert seen_at(path) == (0, start(0))
 
 
 def start(checkpoint: int) -> dict[str, int]:
@@ -207,7 +207,7 @@ def test_only_what_is_on_offer_is_withdrawn(job: Job) -> None:
     job.control.offer(CheckpointId(1))
     job.control.offer(CheckpointId(2))
     assert not job.control.withdraw(CheckpointId(1))
-    assert int(_offered(str(job.control.path), 0).checkpoint) == 2
+    assert int(_offered(read_control(str(job.control.path)), 0).checkpoint) == 2
     assert job.control.withdraw(CheckpointId(2))
     assert not job.control.withdraw(CheckpointId(2))
 
@@ -229,7 +229,7 @@ def test_what_an_earlier_start_of_the_query_left_is_not_believed(tmp_path: Path)
     # A Python process of the earlier start goes on for a while.
     write_status(str(before.path), STANDS)
     rounds.agreed({"t": 2}, lambda: {"t": 3})
-    assert int(_offered(str(now.path), 4).checkpoint) == 4
+    assert int(_offered(read_control(str(now.path)), 4).checkpoint) == 4
     assert now.source_status() is None
     fresh = SharedPlan(now.path.with_suffix(".rounds"))
     assert fresh.agreed({"t": 1}, lambda: {"t": 9}) == {"t": 9}

@@ -533,3 +533,17 @@ def test_the_format_makes_the_reader_that_its_options_ask_for() -> None:
 def test_what_is_no_chained_source_names_no_cut() -> None:
     control = '{"flinkish:checkpoint": 7}'
     assert upstream_cut(f"v1\n{{}}\n-\n{control}\n5") == {}
+
+
+def test_time_goes_on_where_a_chained_source_stands(tmp_path: Path) -> None:
+    job = Job(tmp_path, Brokers("a b |1 c", "d |1 e f"), scans=2)
+    at = job.run()
+    job.control.write_text(json.dumps({"flinkish:watermark": 60_000}))
+    end = job.latest(at)
+    assert end == {**at, "flinkish:watermark": 60_000}
+    assert job.reader.partitions(at, end) == []
+    job.control.write_text(json.dumps({"flinkish:watermark": 70_000, "checkpoint": 3}))
+    drawn = job.latest(end)
+    assert (drawn["flinkish:watermark"], drawn["flinkish:checkpoint"]) == (70_000, 3)
+    job.control.unlink()
+    assert job.run(drawn)["flinkish:watermark"] == 70_000

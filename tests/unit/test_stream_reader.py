@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from flinkish_spark.drop_in import topic_watch
-from flinkish_spark.drop_in.rows import KafkaPiece
+from flinkish_spark.drop_in.rows import KafkaPiece, WakePiece, schema_of
 from flinkish_spark.drop_in.source_options import parse_stream
 from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
 from flinkish_spark.errors import GraphError, InputLostError
 from flinkish_spark.kafka import Isolation, _pace
 from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.control_offset import TimeOffer, Wake
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.runtime.control_source import ControlFile
 
 Place = tuple[str, int]
 ALL = ReadAllAvailable()
@@ -216,3 +220,28 @@ def test_a_task_gets_the_options_and_no_connection() -> None:
     source = reader(Log(a=1))
     copy = pickle.loads(pickle.dumps(source))
     assert vars(copy) == {"_options": vars(source)["_options"]}
+
+
+def test_time_travels_in_the_offset_and_calls_are_a_piece_of_their_own(tmp_path: Path) -> None:
+    log = Log(a=10)
+    file = ControlFile.of_start(tmp_path, OwnerEpoch(1), 0)
+    own = {"flinkish.first.offsets": str(tmp_path), "flinkish.control.path": str(file.path)}
+    source = reader(log, **own)
+    at = source.latestOffset(source.initialOffset(), ALL)
+    assert at == {"a": {"0": 10}, "flinkish:checkpoint": 0}
+    file.offer_time(TimeOffer(60_000, wake=Wake(4, {1: frozenset({0, 9})})))
+    end = source.latestOffset(at, ALL)
+    assert end["flinkish:watermark"] == 60_000
+    (piece,) = source.partitions(at, end)
+    assert isinstance(piece, WakePiece)
+    (rows,) = source.read(pickle.loads(pickle.dumps(piece)))
+    columns = ("_fs_kind", "_fs_checkpoint", "_fs_channel", "offset", "topic", "value")
+    found = [tuple(row[name] for name in columns) for row in rows.to_pylist()]
+    assert found == [(2, 0, 1, 0, None, None), (2, 0, 1, 9, None, None)]
+    schema = [part.strip().split(" ")[0] for part in re.split(r",(?![^<]*>)", schema_of(source._options))]
+    assert rows.schema.names == schema
+    file.offer(CheckpointId(3))
+    later = source.latestOffset(end, ALL)
+    assert later == {**end, "flinkish:checkpoint": 3}
+    assert [type(piece) for piece in source.partitions(end, later)] == [KafkaPiece]
+    assert source.latestOffset(later, ALL) == later

@@ -28,6 +28,7 @@ from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.engine import QueryPlan, RestoredFrom, RunningQuery, Staging, StagingContext
 from flinkish_spark.runtime.inputs import Inputs
@@ -364,6 +365,11 @@ class SimPlan:
     def channels(self) -> Mapping[str, ExpectedChannels]:
         """Return one channel per task, for every sink."""
         return dict.fromkeys(self._world.scenario.sink_uids, self._channels)
+
+    @property
+    def time(self) -> TimePlan:
+        """Return nothing: no simulated job knows event time."""
+        return TimePlan()
 
     def staging(self, context: StagingContext) -> Staging:
         """Return the product's staging, over simulated writers."""

@@ -34,11 +34,14 @@ final class Json {
     return "[" + String.join(",", elements) + "]";
   }
 
-  /** A copy-free way to write {@code [[a, b], ...]} from pairs laid out one after the other. */
-  static ArrayNode pairs(long[] flat, int length) {
+  /** A copy-free way to write {@code [[a, b], ...]} from numbers laid out one after the other, so many to each. */
+  static ArrayNode tuples(long[] flat, int length, int width) {
     ArrayNode array = MAPPER.createArrayNode();
-    for (int i = 0; i < length; i += 2) {
-      array.addArray().add(flat[i]).add(flat[i + 1]);
+    for (int i = 0; i < length; i += width) {
+      ArrayNode one = array.addArray();
+      for (int j = i; j < i + width; j++) {
+        one.add(flat[j]);
+      }
     }
     return array;
   }

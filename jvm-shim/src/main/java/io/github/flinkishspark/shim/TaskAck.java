@@ -20,6 +20,7 @@ final class TaskAck {
   static final int HASH = 3;
   private static final int RECORD_KIND = 0;
   private static final int BARRIER_KIND = 1;
+  private static final int FIRST_REPORT_KIND = 16;
 
   private final int partition;
   private final int attempt;
@@ -27,6 +28,8 @@ final class TaskAck {
   private long digest;
   private long[] barriers = new long[8];
   private int barriersLength;
+  private long[] reports = new long[8];
+  private int reportsLength;
 
   TaskAck(int partition, int attempt) {
     this.partition = partition;
@@ -34,8 +37,8 @@ final class TaskAck {
   }
 
   /**
-   * Counts the row and says whether it is a record. Barriers are noted, other control rows are ignored; the caller passes on
-   * records only. Must be called once per row.
+   * Counts the row and says whether it is a record. Barriers and reports about time are noted, other control rows are ignored;
+   * the caller passes on records only. Must be called once per row.
    */
   boolean admit(InternalRow row) {
     int kind = row.getInt(KIND);
@@ -46,8 +49,20 @@ final class TaskAck {
     }
     if (kind == BARRIER_KIND) {
       addBarrier(row.getLong(CHECKPOINT), row.getLong(CHANNEL));
+    } else if (kind >= FIRST_REPORT_KIND) {
+      addReport(kind - FIRST_REPORT_KIND, row.getLong(CHANNEL), row.getLong(CHECKPOINT), row.getLong(HASH));
     }
     return false;
+  }
+
+  private void addReport(long reporter, long place, long first, long second) {
+    if (reportsLength == reports.length) {
+      reports = Arrays.copyOf(reports, reports.length * 2);
+    }
+    reports[reportsLength++] = reporter;
+    reports[reportsLength++] = place;
+    reports[reportsLength++] = first;
+    reports[reportsLength++] = second;
   }
 
   private void addBarrier(long checkpoint, long channel) {
@@ -62,7 +77,10 @@ final class TaskAck {
   ObjectNode toJson() {
     ObjectNode json = Json.object();
     json.put("partition", partition).put("attempt", attempt).put("rows", rows).put("digest", Long.toString(digest));
-    json.set("barriers", Json.pairs(barriers, barriersLength));
+    json.set("barriers", Json.tuples(barriers, barriersLength, 2));
+    if (reportsLength > 0) {
+      json.set("reports", Json.tuples(reports, reportsLength, 4));
+    }
     return json;
   }
 }

@@ -1,0 +1,125 @@
+"""Event times in a plan: the column that they come from, and who reports about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.chains import chain_to
+from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamGraph, StreamNode, TimedNode
+from flinkish_spark.protocol.time_facts import AssignerRules, Untimed
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan, assigner_uid, reporters_of
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
+
+if TYPE_CHECKING:
+    from flinkish_spark.protocol.scans import Chain
+
+_NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
+_UNTIMED = AssignerRules(Untimed())
+
+
+def time_column(records: DataFrame, timestamps: Any) -> Column:
+    """Return the event time of each record, in milliseconds; a null one fails the job.
+
+    Parameters
+    ----------
+    timestamps
+        The name of a column, a column, or None for the time that the source gave.
+
+    Raises
+    ------
+    GraphError
+        There is no such column, or it holds no times.
+    """
+    if timestamps is None:
+        return _checked(_own_time(records))
+    column = F.col(C.quoted(timestamps)) if isinstance(timestamps, str) else timestamps
+    if isinstance(timestamps, str) and timestamps not in records.columns:
+        raise GraphError(
+            f"the records have no column '{timestamps}' with their event time",
+            why=f"they have {', '.join(_fields(records))}",
+            what_to_do="name one of them in with_timestamp_assigner(...)",
+        )
+    kind = records.select(column.alias("time")).schema["time"].dataType
+    if isinstance(kind, T.TimestampType):
+        return _checked(F.unix_millis(column))
+    if isinstance(kind, T.LongType):
+        return _checked(column)
+    raise GraphError(
+        f"the event time {timestamps} is a {kind.simpleString()}",
+        why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
+        what_to_do="convert it in a transform, or give a column expression that does",
+    )
+
+
+def _own_time(records: DataFrame) -> Column:
+    if C.TIME not in records.columns:
+        raise GraphError(
+            "the records have no time of their own",
+            why="the source gives them none, or a transform in front chose its own columns",
+            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
+            "or call assign_timestamps_and_watermarks() right behind the source",
+        )
+    return F.col(C.TIME)
+
+
+def _fields(records: DataFrame) -> list[str]:
+    return [name for name in records.columns if not name.startswith(C.PREFIX)]
+
+
+def _checked(time: Column) -> Column:
+    return F.when(time.isNull(), F.raise_error(F.lit(_NULL_TIME)).cast("long")).otherwise(time)
+
+
+# -- who reports ---------------------------------------------------------------------------------------
+
+
+def plan_times(graph: StreamGraph, planned: Callable[[StreamNode, Chain], Any]) -> TimePlan:
+    """Return who in a program reports about time, and under which rules.
+
+    A source without a strategy counts for the end of its input only, and so does one whose records reach no
+    keyed operator on their way to a sink: nobody there asks for a watermark.
+
+    Parameters
+    ----------
+    planned
+        Returns the plan of a node in a chain.
+    """
+    chains, operators, assigners = {}, {}, {}
+    for sink in graph.sinks:
+        chain = chain_to(graph, sink.parent)
+        chains[sink.uid], operators[chain.name] = chain.name, chain.operators
+        first, timed = _entry(sink.parent)
+        if first is None or timed is None:
+            assigners[chain.source] = Assigner(chain.source, _UNTIMED)
+            continue
+        has_channels = planned(first.parent, chain).has_channels
+        uid = assigner_uid(chain.source, chain.name)
+        assigners[uid] = Assigner(chain.source, timed.strategy.rules, has_channels)
+    return TimePlan(
+        reporters(graph), chains, {name: uids for name, uids in operators.items() if uids}, assigners
+    )
+
+
+def reporters(graph: StreamGraph) -> Any:
+    """Return the reporters of a program, by number."""
+    return reporters_of([node.uid for node in graph.operators], [node.uid for node in graph.sources])
+
+
+def _entry(node: StreamNode) -> tuple[KeyedNode | None, TimedNode | None]:
+    """Return the first keyed operator on the way to a stream, and the strategy that its records have."""
+    first: KeyedNode | None = None
+    timed: TimedNode | None = None
+    while not isinstance(node, SourceNode):
+        if isinstance(node, KeyedNode):
+            first, timed = node, None
+        elif isinstance(node, TimedNode) and timed is None:
+            timed = node
+        node = node.parent
+    return first, timed

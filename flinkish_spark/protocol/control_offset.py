@@ -1,0 +1,187 @@
+"""What the driver tells a running query: it stands in the offset that Spark logs before a micro-batch.
+
+So a micro-batch that runs again carries the same barrier, the same watermark, and calls the same key
+groups. Nothing of it ever goes back within one log.
+
+Keys are those of ours in an offset, which no Kafka topic can have: the offset of a Kafka source that
+injects barriers has them beside its topics. What is as at the beginning is left out, so a job without
+event time logs a checkpoint and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flinkish_spark.protocol.json_values import list_of
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+
+#: The checkpoint; the watermark in milliseconds; whether all input is over; key groups to call.
+CHECKPOINT_KEY, WATERMARK_KEY = "flinkish:checkpoint", "flinkish:watermark"
+END_KEY, WAKE_KEY = "flinkish:end", "flinkish:wake"
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Key groups that a micro-batch calls although they may have no records: their timers are due.
+
+    Parameters
+    ----------
+    batch
+        The micro-batch that it was made for; one that is made for a later one replaces it.
+    groups
+        By the operator's reporter number. There may be none: then only the micro-batch itself is wanted.
+
+    Examples
+    --------
+    >>> Wake(7, {0: frozenset({0, 3})}).to_json()
+    [7, [[0, '9']]]
+    """
+
+    batch: int
+    groups: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Return pairs of reporter number and key group, in order."""
+        return [(number, group) for number, found in sorted(self.groups.items()) for group in sorted(found)]
+
+    def to_json(self) -> list[Any]:
+        """Return the stored form: by reporter number a bit for each key group, in hexadecimal digits."""
+        bits = [[number, _bits(groups)] for number, groups in sorted(self.groups.items())]
+        return [self.batch, bits]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Wake:
+        """Read the stored form; raise ValueError if it is none."""
+        batch, groups = list_of(value, "wake")
+        found = {}
+        for number, bits in list_of(groups, "groups"):
+            found[checked_whole("number", number, least=0)] = _groups(bits)
+        return cls(checked_whole("batch", batch, least=0), found)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOffer:
+    """Where time stands for a micro-batch.
+
+    Parameters
+    ----------
+    watermark_ms
+        Of the job.
+    has_ended
+        Whether all input is over.
+    wake
+        None if no micro-batch was ever wanted because of time.
+    """
+
+    watermark_ms: int = MIN_WATERMARK_MS
+    has_ended: bool = False
+    wake: Wake | None = None
+
+    def raised_to(self, other: TimeOffer) -> TimeOffer:
+        """Return what is further, member by member."""
+        ours, theirs = self.wake, other.wake
+        is_later = theirs is not None and (ours is None or theirs.batch > ours.batch)
+        return TimeOffer(
+            max(self.watermark_ms, other.watermark_ms),
+            self.has_ended or other.has_ended,
+            theirs if is_later else ours,
+        )
+
+    def wakes_since(self, before: TimeOffer) -> list[tuple[int, int]]:
+        """Return reporter numbers and key groups that a micro-batch between `before` and this one calls."""
+        return [] if self.wake is None or self.wake == before.wake else self.wake.rows()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form: members of an offset."""
+        stored: dict[str, Any] = {}
+        if self.watermark_ms != MIN_WATERMARK_MS:
+            stored[WATERMARK_KEY] = self.watermark_ms
+        if self.has_ended:
+            stored[END_KEY] = True
+        if self.wake is not None:
+            stored[WAKE_KEY] = self.wake.to_json()
+        return stored
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> TimeOffer:
+        """Read it out of an offset; raise ValueError if what is there is none."""
+        watermark_ms = offset.get(WATERMARK_KEY, MIN_WATERMARK_MS)
+        wake = offset.get(WAKE_KEY)
+        return cls(
+            checked_whole(WATERMARK_KEY, watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS),
+            bool(offset.get(END_KEY, False)),
+            None if wake is None else Wake.from_json(wake),
+        )
+
+
+#: Before anything was said about time.
+NO_TIME_YET = TimeOffer()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOffset:
+    """Everything that the driver has said.
+
+    Parameters
+    ----------
+    checkpoint
+        The newest whose barrier went out; 0 before the first.
+    time
+        See :class:`TimeOffer`.
+
+    Examples
+    --------
+    >>> logged = ControlOffset.from_json({"flinkish:checkpoint": 3})
+    >>> logged.raised_to(ControlOffset(0, TimeOffer(60_000))).to_json()
+    {'flinkish:checkpoint': 3, 'flinkish:watermark': 60000}
+    """
+
+    checkpoint: int = 0
+    time: TimeOffer = NO_TIME_YET
+
+    def raised_to(self, other: ControlOffset) -> ControlOffset:
+        """Return what is further, member by member."""
+        return ControlOffset(max(self.checkpoint, other.checkpoint), self.time.raised_to(other.time))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form: members of an offset."""
+        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json()}
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> ControlOffset:
+        """Read it out of an offset of any source; raise ValueError if what is there is none."""
+        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset))
+
+    @classmethod
+    def newest(cls, sources: Iterable[Any]) -> ControlOffset:
+        """Return what is furthest in the offsets of all sources of a micro-batch.
+
+        Spark asks each scan of the control source on its own, so one may be behind another. It gives out
+        what it has missed in the next micro-batch.
+        """
+        found = cls()
+        for offset in sources:
+            if isinstance(offset, dict):
+                found = found.raised_to(cls.from_json(offset))
+        return found
+
+    def with_checkpoint(self, checkpoint: int) -> ControlOffset:
+        """Return it with another checkpoint."""
+        return replace(self, checkpoint=checkpoint)
+
+
+def _bits(groups: Iterable[int]) -> str:
+    mask = 0
+    for group in groups:
+        mask |= 1 << group
+    return f"{mask:x}"
+
+
+def _groups(bits: Any) -> frozenset[int]:
+    if not isinstance(bits, str):
+        raise ValueError(f"key groups must be hexadecimal digits, got {bits!r}")
+    mask = int(bits, 16)
+    return frozenset(group for group in range(mask.bit_length()) if mask >> group & 1)

@@ -1,0 +1,266 @@
+"""Who reports about time in a plan, and what the driver makes of reports.
+
+Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
+its sources. Numbers are of one plan and never stored: what is stored goes by uid.
+
+    report rows -> TaskAck.reports -> facts_of -> BatchTimes
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flinkish_spark.protocol.agenda import Agenda
+from flinkish_spark.protocol.records import SinkAck, TimeReport
+from flinkish_spark.protocol.time_facts import (
+    AssignerRules,
+    ChannelReport,
+    Place,
+    TimerReport,
+    Untimed,
+)
+from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermarks import EventTime
+
+
+class ReporterRole(enum.Enum):
+    """What the two numbers of a report are."""
+
+    #: Of a channel: the greatest time, `MIN_WATERMARK_MS` for none; then the number of records.
+    SOURCE = "SOURCE"
+    #: Of a key group: the next timers in event time and in processing time, `MAX_WATERMARK_MS` for none.
+    OPERATOR = "OPERATOR"
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """One of a plan's reporters.
+
+    Parameters
+    ----------
+    uid
+        Of the source or operator.
+    """
+
+    uid: str
+    role: ReporterRole
+
+
+@dataclass(frozen=True, slots=True)
+class Assigner:
+    """Gives the records of a source their times, in one chain of the plan or where nobody asks for times.
+
+    Parameters
+    ----------
+    source
+        Uid of its source.
+    rules
+        What the user has said about it.
+    has_channels
+        Whether its channels are those of the source. Behind a transform that chose its own columns they
+        are not known any more, and all records count as those of channel 0.
+    """
+
+    source: str
+    rules: AssignerRules
+    has_channels: bool = True
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether anybody waits for its watermarks."""
+        return not isinstance(self.rules.generation, Untimed)
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What the driver has to know of a plan to keep time.
+
+    Parameters
+    ----------
+    reporters
+        By number.
+    chains
+        By sink uid, the name of the chain whose end it reads: a source may be scanned by several chains, and
+        in one micro-batch two scans may end at different places.
+    operators
+        By chain, the keyed operators in it. Spark runs one that is in two chains twice.
+    assigners
+        By their own uid, see :func:`assigner_uid`.
+    """
+
+    reporters: tuple[Reporter, ...] = ()
+    chains: Mapping[str, str] = field(default_factory=dict)
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    assigners: Mapping[str, Assigner] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> dict[str, AssignerRules]:
+        """Rules by assigner."""
+        return {uid: one.rules for uid, one in self.assigners.items()}
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is a watermark strategy that anybody waits for."""
+        return any(one.is_timed for one in self.assigners.values())
+
+    def number_of(self, uid: str) -> int:
+        """Return the number of a source or operator."""
+        return next(number for number, one in enumerate(self.reporters) if one.uid == uid)
+
+    def instance(self, operator: str, chain: str) -> str:
+        """Return under which name the timers of an operator in a chain are known: its uid if it is in one."""
+        is_shared = sum(operator in found for found in self.operators.values()) > 1
+        return assigner_uid(operator, chain) if is_shared else operator
+
+    def instances(self) -> dict[str, str]:
+        """Return the operators' uids by the names of their instances."""
+        return {
+            self.instance(uid, chain): uid
+            for chain, operators in sorted(self.operators.items())
+            for uid in operators
+        }
+
+    def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
+        """Return key groups by reporter number; those of operators that the plan lacks are left out."""
+        numbers = {name: self.number_of(uid) for name, uid in self.instances().items()}
+        found: dict[int, set[int]] = {}
+        for name, group in places:
+            if name in numbers:
+                found.setdefault(numbers[name], set()).add(group)
+        return {number: frozenset(groups) for number, groups in sorted(found.items())}
+
+    def of_plan(self, state: EventTime) -> EventTime:
+        """Return a stored state as a job with this plan goes on from it.
+
+        Timers of an operator that is in other chains now are looked at in all of them: who is called
+        without need says so, and who is not called never fires.
+        """
+        instances = self.instances()
+        reports: dict[Place, tuple[int, int]] = {}
+        for (name, group), timers in state.agenda.groups.items():
+            for now in _names_now(name, instances):
+                earlier = reports.get((now, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
+                own = (_or_never(timers.event_time_ms), _or_never(timers.processing_time_ms))
+                reports[now, group] = min(earlier[0], own[0]), min(earlier[1], own[1])
+        agenda = Agenda().after(_timers(reports))
+        return replace(state, agenda=agenda).of_job(self.rules, instances)
+
+
+def reporters_of(operators: Sequence[str], sources: Sequence[str]) -> tuple[Reporter, ...]:
+    """Return the reporters of a program; operators come first, since strategies may come and go.
+
+    Examples
+    --------
+    >>> [one.uid for one in reporters_of(["sums"], ["orders"])]
+    ['sums', 'orders']
+    """
+    return (
+        *(Reporter(uid, ReporterRole.OPERATOR) for uid in operators),
+        *(Reporter(uid, ReporterRole.SOURCE) for uid in sources),
+    )
+
+
+def assigner_uid(source: str, chain: str) -> str:
+    """Return under which uid the driver keeps the times of a source in a chain.
+
+    Examples
+    --------
+    >>> assigner_uid("orders", "totals")
+    'orders.totals'
+    """
+    return f"{source}.{chain}"
+
+
+def reports_in(acks: Iterable[SinkAck]) -> bool:
+    """Whether any task reported about time."""
+    return any(task.reports for ack in acks for task in ack.tasks)
+
+
+def without_reports(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
+    """Return acknowledgements as they are stored: what was reported is stored as facts."""
+    return tuple(replace(ack, tasks=tuple(replace(task, reports=()) for task in ack.tasks)) for ack in acks)
+
+
+def facts_of(
+    plan: TimePlan, acks: Iterable[SinkAck]
+) -> tuple[tuple[ChannelReport, ...], tuple[TimerReport, ...]]:
+    """Return what the tasks of a micro-batch reported, in an order that does not depend on theirs.
+
+    Of several reports about one channel the greatest time counts, of several about one key group the
+    earliest timers: every sink at the end of a chain shows the same ones.
+
+    Raises
+    ------
+    ValueError
+        A report comes from no reporter of the plan.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.records import TaskAck
+    >>> plan = TimePlan(reporters_of(["sums"], ["orders"]), {"out": "sums"})
+    >>> task = TaskAck(0, 5, 0, reports=(TimeReport(1, 0, 61_000, 5), TimeReport(0, 3, 90_000, 1 << 63 - 1)))
+    >>> channels, timers = facts_of(plan, [SinkAck("out", (task,))])
+    >>> channels[0].assigner, channels[0].time_ms, timers[0].group, timers[0].event_time_ms
+    ('orders.sums', 61000, 3, 90000)
+    """
+    channels: dict[Place, int] = {}
+    timers: dict[Place, tuple[int, int]] = {}
+    for ack in acks:
+        for report in (one for task in ack.tasks for one in task.reports):
+            if report.reporter >= len(plan.reporters):
+                raise ValueError(f"reporter {report.reporter} is not one of {len(plan.reporters)}")
+            reporter = plan.reporters[report.reporter]
+            chain = plan.chains.get(ack.sink, "")
+            if reporter.role is ReporterRole.OPERATOR:
+                place = plan.instance(reporter.uid, chain), report.place
+                event_ms, processing_ms = timers.get(place, (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
+                timers[place] = min(event_ms, report.first), min(processing_ms, report.second)
+            else:
+                place = _channel(plan, reporter.uid, chain, report)
+                channels[place] = max(channels.get(place, MIN_WATERMARK_MS), report.first)
+    return (
+        tuple(
+            ChannelReport(uid, channel, None if time_ms == MIN_WATERMARK_MS else time_ms)
+            for (uid, channel), time_ms in sorted(channels.items())
+        ),
+        _timers(timers),
+    )
+
+
+def known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:
+    """Return the channels of an assigner, of those of its source; None where they do not matter."""
+    if found is None or not assigner.has_channels or not assigner.is_timed:
+        return None
+    return frozenset(found)
+
+
+def _channel(plan: TimePlan, source: str, chain: str, report: TimeReport) -> Place:
+    uid = assigner_uid(source, chain)
+    assigner = plan.assigners.get(uid)
+    return uid, report.place if assigner is None or assigner.has_channels else 0
+
+
+def _names_now(name: str, instances: Mapping[str, str]) -> list[str]:
+    """Return the instances that the timers of a stored name may belong to."""
+    if name in instances:
+        return [name]
+    uids = [uid for uid in instances.values() if name == uid or name.startswith(f"{uid}.")]
+    own = max(uids, key=len, default=None)
+    return [now for now, uid in instances.items() if uid == own]
+
+
+def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
+    return tuple(
+        TimerReport(name, group, _or_none(event_ms), _or_none(processing_ms))
+        for (name, group), (event_ms, processing_ms) in sorted(found.items())
+    )
+
+
+def _or_none(time_ms: int) -> int | None:
+    return None if time_ms == MAX_WATERMARK_MS else time_ms
+
+
+def _or_never(time_ms: int | None) -> int:
+    return MAX_WATERMARK_MS if time_ms is None else time_ms

@@ -1,0 +1,259 @@
+"""Where event time of a running job stands, and what the next micro-batch is told about it.
+
+    tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
+
+Made anew for every start of the query, from what the last checkpoint stored and what the micro-batches
+behind it have staged. Used by three threads: the supervisor's before the query starts, the epoch
+writer's, and the coordinator's.
+
+A job that says nothing about time has a keeper that does nothing: it reads no log and stores nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from flinkish_spark.clock import Clock
+from flinkish_spark.errors import InternalError
+from flinkish_spark.graph.stream_graph import SourceNode
+from flinkish_spark.protocol.control_offset import TimeOffer, Wake
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.time_facts import AssignerInput, BatchTimes
+from flinkish_spark.protocol.time_plan import (
+    TimePlan,
+    facts_of,
+    known_channels,
+    reports_in,
+    without_reports,
+)
+from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
+from flinkish_spark.runtime.control_source import ControlFile
+from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
+
+_NOTHING = EventTime()
+
+
+class Timekeeping(Protocol):
+    """What the epoch writer and the coordinator need of a keeper."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all input is over and every operator has seen that: the last checkpoint can be taken."""
+
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with what it says about time, before it is written."""
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Take note of a micro-batch whose staged file is durable."""
+
+    def wake(self) -> None:
+        """Ask for a micro-batch if time makes one due; called every few milliseconds."""
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
+
+
+class NoTime:
+    """Keeps no time; for parts of a job without the whole."""
+
+    has_ended = False
+
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return it as it is."""
+        return staged
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Do nothing."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return None."""
+        return None
+
+
+NO_TIME = NoTime()
+
+
+class TimeKeeper:
+    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`.
+
+    Parameters
+    ----------
+    plan
+        Who reports, and under which rules.
+    sources
+        Of the job.
+    control
+        How the next micro-batch is told.
+    log
+        Spark's, for what a micro-batch carried.
+    stored
+        Where time stood behind the last checkpoint, or the savepoint that the job began with; None for
+        a job that has stored nothing about time.
+    kept
+        Micro-batches behind it that count, in order.
+    next_batch
+        The one that Spark runs next.
+    """
+
+    def __init__(
+        self,
+        plan: TimePlan,
+        sources: Sequence[SourceNode],
+        control: ControlFile,
+        log: SparkLog,
+        clock: Clock,
+        stored: EventTime | None,
+        kept: Sequence[StagedBatch],
+        next_batch: BatchId,
+    ) -> None:
+        self._plan, self._control, self._log, self._clock = plan, control, log, clock
+        self._rules = plan.rules
+        self._sources = {node.uid: node.source for node in sources}
+        self._is_bounded = any(source.is_bounded for source in self._sources.values())
+        self._lock = threading.Lock()
+        self._state = plan.of_plan(stored or _NOTHING)
+        self._behind: dict[BatchId, EventTime] = {}
+        for staged in kept:
+            self._step(staged)
+        self._next = next_batch
+        #: Whether a bounded input may be over without any micro-batch having said so.
+        self._must_look = self._is_bounded and self._state.processing_time_ms is None
+        #: The wall clock from which on a look is worth it; None for never.
+        self._look_at_ms: int | None = None
+
+    # -- the supervisor's -----------------------------------------------------------------------
+    def begin(self) -> None:
+        """Say where time stands before the query starts: a new log carries what its state has seen."""
+        with self._lock:
+            self._offer(self._clock.wall_ms())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all input is over and every operator has seen that: the last checkpoint can be taken."""
+        state = self._state
+        is_seen = state.has_ended and state.carried_ms == MAX_WATERMARK_MS
+        return is_seen and state.agenda.next_event_time_ms is None
+
+    # -- the epoch writer's ---------------------------------------------------------------------
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with what it says about time.
+
+        Raises
+        ------
+        ValueError
+            A task reported what the plan does not know.
+        InternalError
+            Spark's log lacks the micro-batch that runs.
+        """
+        is_told = reports_in(staged.acks)
+        if not (is_told or self._is_bounded or self._plan.is_timed or self._state != _NOTHING):
+            return staged
+        text = self._log.read(OFFSETS, staged.batch)
+        if text is None:
+            raise InternalError(f"Spark's log has no entry of micro-batch {staged.batch}, which runs")
+        logged = LoggedOffsets.parse(text)
+        inputs = tuple(self._inputs(logged))
+        if not (is_told or inputs or self._plan.is_timed or self._state != _NOTHING):
+            return staged
+        channels, timers = facts_of(self._plan, staged.acks)
+        planned_ms = logged.processing_time_ms
+        now_ms = self._clock.wall_ms() if planned_ms is None else planned_ms
+        times = BatchTimes(
+            self._state.next_processing_time_ms(now_ms),
+            channels,
+            inputs,
+            timers,
+            logged.control.time.watermark_ms,
+        )
+        return replace(staged, acks=without_reports(staged.acks), times=times)
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Step behind a micro-batch, and tell the next one."""
+        with self._lock:
+            self._step(staged)
+            self._next, self._must_look = staged.batch.next(), False
+            self._offer(self._clock.wall_ms())
+
+    # -- the coordinator's ----------------------------------------------------------------------
+    def wake(self) -> None:
+        """Ask for a micro-batch if time makes one due."""
+        if self._look_at_ms is None:
+            return
+        now_ms = self._clock.wall_ms()
+        with self._lock:
+            if self._look_at_ms is not None and now_ms >= self._look_at_ms:
+                self._offer(now_ms)
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return where time stood behind a micro-batch that is about to be decided; forget older ones."""
+        with self._lock:
+            self._behind = {known: state for known, state in self._behind.items() if known >= batch}
+            found = self._behind.get(batch, _NOTHING)
+            return None if found == _NOTHING else found
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _step(self, staged: StagedBatch) -> None:
+        if staged.times is not None:
+            self._state = step(self._rules, self._state, staged.times)
+        self._behind[staged.batch] = self._state
+
+    def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:
+        """Yield what has changed about the inputs with a micro-batch."""
+        for uid, assigner in self._plan.assigners.items():
+            source = self._sources[assigner.source]
+            channels = known_channels(source.channels_in(logged), assigner)
+            # Of a scan without an entry it is not known how many there are.
+            has_ended = source.is_bounded and None not in logged.sources and source.has_ended(logged)
+            before = self._state.assigners.get(uid)
+            if before is None:
+                is_new = channels is not None or has_ended
+            else:
+                known = frozenset(before.valve.channels)
+                is_new = has_ended != before.has_ended or (channels is not None and channels != known)
+            if is_new:
+                yield AssignerInput(uid, channels, has_ended)
+
+    def _offer(self, now_ms: int) -> None:
+        """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
+        state = self._state
+        # A log that begins anew has carried nothing, whatever its state has seen.
+        is_first = self._next == BatchId(0)
+        carried_ms = MIN_WATERMARK_MS if is_first else state.carried_ms
+        has_risen = state.watermark_ms > carried_ms
+        matters = has_risen and (is_first or state.agenda.next_event_time_ms is not None)
+        due_ms = next_micro_batch_ms(self._rules, state)
+        # Where the wall clock has gone back, what only time makes due waits until it is there again: the
+        # operators' clock is the same one. What the watermark makes due is due at once.
+        is_due = (due_ms is not None and due_ms <= now_ms) or _is_reached(state) or self._must_look
+        groups = self._plan.groups_by_number(state.agenda.due(state.watermark_ms, now_ms))
+        if groups or is_due or matters:
+            wake = Wake(self._next.value, groups) if groups or not has_risen else None
+            self._control.offer_time(TimeOffer(state.watermark_ms, state.has_ended, wake))
+        else:
+            # What was offered and not drawn is offered no more: its micro-batch has run without it.
+            self._control.offer_time(TimeOffer(carried_ms))
+            self._control.keep_time(TimeOffer(state.watermark_ms))
+        self._look_at_ms = self._next_look_ms(now_ms, due_ms)
+
+    def _next_look_ms(self, now_ms: int, due_ms: int | None) -> int | None:
+        """Return when more may be due than is now."""
+        timers = self._state.agenda.groups.values()
+        times_ms = [due_ms, *(one.processing_time_ms for one in timers)]
+        return min(
+            (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms), default=None
+        )
+
+
+def _is_reached(state: EventTime) -> bool:
+    """Whether the watermark alone makes a micro-batch due."""
+    event_ms = state.agenda.next_event_time_ms
+    has_reached_timer = event_ms is not None and event_ms <= state.watermark_ms
+    return has_reached_timer or (state.has_ended and state.carried_ms < MAX_WATERMARK_MS)

@@ -1,0 +1,432 @@
+"""Event time of a running job, over a model of Spark's query."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark.errors import InternalError
+from flinkish_spark.graph.stream_graph import SourceNode
+from flinkish_spark.protocol.control_offset import ControlOffset
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
+from flinkish_spark.protocol.time_facts import AssignerRules, BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
+from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.runtime.control_source import ControlFile, ControlReader
+from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
+from flinkish_spark.runtime.time_keeper import TimeKeeper
+from flinkish_spark.sources.base import Source
+from tests.clocks import ManualClock
+from tests.coordinator_rig import MemoryStore
+
+NEVER = MAX_WATERMARK_MS
+OPERATOR, SOURCE = 0, 1
+
+
+class Input(Source):
+    """A source whose channels and end are in its offset."""
+
+    def __init__(self, is_bounded: bool = False) -> None:
+        self._is_bounded = is_bounded
+
+    @property
+    def is_bounded(self) -> bool:
+        return self._is_bounded
+
+    def load(self, spark: Any, control_path: str) -> Any:
+        raise NotImplementedError
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        return bool(position.sources[0]["has_ended"])
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        return frozenset(position.sources[0]["channels"])
+
+
+def plan(rules: AssignerRules | None = None) -> TimePlan:
+    given = {"orders": Assigner("orders", AssignerRules(Untimed()))}
+    if rules is not None:
+        given = {"orders.sums": Assigner("orders", rules)}
+    return TimePlan(reporters_of(["sums"], ["orders"]), {"out": "sums"}, {"sums": ("sums",)}, given)
+
+
+TIMED = plan(AssignerRules(BoundedOutOfOrderness(0)))
+
+
+class Query:
+    """A job: Spark's log, the scans of the control source, and the keeper of one start after the other."""
+
+    def __init__(
+        self, folder: Path, given: TimePlan = TIMED, source: Input | None = None, scans: int = 1
+    ) -> None:
+        self.folder, self.plan, self.source = folder, given, source or Input()
+        self.clock, self.store = ManualClock(1_000), MemoryStore()
+        self.log = SparkLog(self.store, "spark/1", Path("/nowhere"))
+        self.next, self.starts, self.scans = 0, 0, scans
+        self.controls: list[dict[str, Any]] = [{"flinkish:checkpoint": 0}] * scans
+        self.has_ended, self.channels = False, [0]
+        self.staged: list[StagedBatch] = []
+        self.stored: EventTime | None = None
+        self.start()
+
+    def start(self, kept: Sequence[StagedBatch] = ()) -> None:
+        """Start the query, from what was stored and what is kept."""
+        self.control = ControlFile.of_start(self.folder, OwnerEpoch(1), self.starts)
+        self.starts += 1
+        facts = (self.plan, [SourceNode("orders", self.source)], self.control, self.log, self.clock)
+        self.keeper = TimeKeeper(*facts, self.stored, kept, BatchId(self.next))  # type: ignore[arg-type]
+        self.keeper.begin()
+        self.readers = [ControlReader(str(self.control.path)) for _ in range(self.scans)]
+
+    def latest(self, scan: int = 0) -> dict[str, Any]:
+        """Return what a scan answers when Spark asks."""
+        return json.loads(json.dumps(self.readers[scan].latestOffset(self.controls[scan], None)))  # type: ignore[no-any-return]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether Spark would run a micro-batch although there is no record."""
+        return any(self.latest(scan) != self.controls[scan] for scan in range(self.scans))
+
+    def plan_next(self, lagging: Sequence[int] = ()) -> list[list[tuple[int, int]]]:
+        """Log the next micro-batch; return, by scan, the reporters and key groups that it calls."""
+        before = list(self.controls)
+        for scan in range(self.scans):
+            if scan not in lagging:
+                self.controls[scan] = self.latest(scan)
+        facts = json.dumps({"batchTimestampMs": self.clock.now_ms})
+        source = json.dumps({"channels": self.channels, "has_ended": self.has_ended})
+        text = "\n".join(["v1", facts, source, *map(json.dumps, self.controls)])
+        self.store.put(f"spark/1/{OFFSETS}/{self.next}", text.encode())
+        called = []
+        for reader, start, end in zip(self.readers, before, self.controls, strict=True):
+            rows = [row for part in reader.partitions(start, end) for row in reader.read(part)]
+            called.append([(number, group) for kind, _, number, group in rows if kind == 2])
+        return called
+
+    def stage(self, *reports: TimeReport, also: str = "") -> StagedBatch:
+        """Stage the micro-batch that was logged; two sinks may report the same."""
+        acks = tuple(SinkAck(sink, (TaskAck(0, 0, 0, reports=reports),)) for sink in ("out", also) if sink)
+        staged = StagedBatch(Lineage(0), BatchId(self.next), OwnerEpoch(1), 0, acks, ())
+        staged = self.keeper.noted(staged)
+        self.staged.append(staged)
+        self.keeper.on_staged(staged)
+        self.next += 1
+        return staged
+
+    def run(self, *reports: TimeReport) -> list[tuple[int, int]]:
+        """Run a micro-batch; return whom it called."""
+        (called,) = self.plan_next()
+        self.stage(*reports)
+        return called
+
+    @property
+    def carried_ms(self) -> int:
+        """The watermark of the last micro-batch."""
+        return ControlOffset.newest(self.controls).time.watermark_ms
+
+
+def seen(time_ms: int, channel: int = 0) -> TimeReport:
+    """Records of a channel."""
+    return TimeReport(SOURCE, channel, time_ms, 1)
+
+
+def timers(group: int, event_ms: int = NEVER, processing_ms: int = NEVER) -> TimeReport:
+    """The next timers of a key group."""
+    return TimeReport(OPERATOR, group, event_ms, processing_ms)
+
+
+# -- without time ----------------------------------------------------------------------------------------
+
+
+def test_a_job_without_time_does_nothing(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan())
+    query.store.objects.clear()
+    staged = StagedBatch(Lineage(0), BatchId(0), OwnerEpoch(1), 0, (SinkAck("out", (TaskAck(0, 5, 6),)),), ())
+    assert query.keeper.noted(staged) is staged
+    query.keeper.on_staged(staged)
+    query.keeper.wake()
+    assert (query.keeper.behind(BatchId(0)), query.keeper.has_ended) == (None, False)
+    assert not query.control.path.exists() and not query.is_wanted
+
+
+def test_a_job_without_time_offers_checkpoints_as_before(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan())
+    query.control.offer(CheckpointId(1))
+    query.run()
+    assert query.controls == [{"flinkish:checkpoint": 1}]
+
+
+def test_timers_need_no_strategy(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan())
+    query.run(timers(3, processing_ms=5_000))
+    assert not query.is_wanted
+    query.clock.now_ms = 4_999
+    query.keeper.wake()
+    assert not query.is_wanted
+    query.clock.now_ms = 5_000
+    query.keeper.wake()
+    assert query.run(timers(3)) == [(OPERATOR, 3)]
+    query.clock.now_ms = 90_000
+    query.keeper.wake()
+    assert not query.is_wanted
+
+
+# -- watermarks ------------------------------------------------------------------------------------------
+
+
+def test_the_next_micro_batch_carries_the_watermark(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    assert query.run(seen(60_000), timers(1, event_ms=90_000)) == []
+    assert query.carried_ms == MIN_WATERMARK_MS
+    query.run(seen(70_000))
+    assert query.carried_ms == 59_999
+    (last,) = query.staged[-1:]
+    assert last.times is not None and last.times.carried_ms == 59_999
+    assert last.acks[0].tasks[0].reports == ()
+    assert query.keeper.behind(BatchId(1)).watermark_ms == 69_999  # type: ignore[union-attr]
+
+
+def test_an_idle_stream_is_woken_for_timers_that_the_watermark_has_reached(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(seen(60_000), timers(1, event_ms=59_999), timers(2, event_ms=60_000))
+    assert query.is_wanted
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+    assert not query.is_wanted
+
+
+def test_a_watermark_that_nobody_waits_for_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(seen(60_000))
+    assert not query.is_wanted
+    query.control.offer(CheckpointId(1))
+    query.run()
+    assert query.carried_ms == 59_999
+
+
+def test_a_channel_without_records_is_waited_for(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.channels = [0, 1]
+    query.run(seen(60_000), timers(1, event_ms=50_000))
+    assert not query.is_wanted
+    query.run(seen(40_000, channel=1))
+    assert query.keeper.behind(BatchId(1)).watermark_ms == 39_999  # type: ignore[union-attr]
+    query.channels = [0]
+    query.run()
+    assert query.keeper.behind(BatchId(2)).watermark_ms == 59_999  # type: ignore[union-attr]
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+
+
+def test_a_channel_that_becomes_idle_is_found_out_without_records(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan(AssignerRules(BoundedOutOfOrderness(0), idleness_ms=60_000)))
+    query.channels = [0, 1]
+    query.run(seen(60_000), timers(1, event_ms=50_000))
+    query.clock.now_ms += 59_999
+    query.keeper.wake()
+    assert not query.is_wanted
+    query.clock.now_ms += 1
+    query.keeper.wake()
+    assert query.run() == []
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+
+
+def test_channels_are_stored_when_they_change(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(seen(1))
+    query.run(seen(2))
+    query.channels = [0, 1]
+    query.run(seen(3))
+    found = [staged.times.inputs for staged in query.staged if staged.times is not None]
+    assert [[sorted(one.channels or ()) for one in inputs] for inputs in found] == [[[0]], [], [[0, 1]]]
+
+
+# -- offers ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_offered_while_a_micro_batch_ran_is_offered_no_more(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(timers(1, processing_ms=5_000))
+    query.plan_next()
+    query.clock.now_ms = 5_000
+    query.keeper.wake()
+    assert query.is_wanted
+    # Records came for the key group, so the timer has fired all the same.
+    query.stage(timers(1))
+    assert not query.is_wanted
+
+
+def test_more_that_becomes_due_is_offered_before_spark_has_asked(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(timers(1, processing_ms=5_000), timers(2, processing_ms=5_010))
+    for now_ms in (5_000, 5_010):
+        query.clock.now_ms = now_ms
+        query.keeper.wake()
+    assert query.run(timers(1), timers(2)) == [(OPERATOR, 1), (OPERATOR, 2)]
+
+
+def test_a_scan_that_was_asked_too_early_calls_in_the_next_micro_batch(tmp_path: Path) -> None:
+    given = TimePlan(
+        reporters_of(["first"], ["orders"]),
+        {"out": "sums", "other": "tops"},
+        {"sums": ("first",), "tops": ("first",)},
+    )
+    query = Query(tmp_path, given, scans=2)
+    query.plan_next()
+    query.stage(timers(4, processing_ms=5_000), also="other")
+    query.clock.now_ms = 5_000
+    query.keeper.wake()
+    assert query.plan_next(lagging=[1]) == [[(OPERATOR, 4)], []]
+    query.stage(timers(4))
+    assert query.plan_next() == [[(OPERATOR, 4)], [(OPERATOR, 4)]]
+    query.stage(timers(4), also="other")
+    assert not query.is_wanted
+
+
+def test_a_wall_clock_that_goes_back_makes_no_micro_batches(tmp_path: Path) -> None:
+    """Operators go by the same clock: called now, they would not fire."""
+    query = Query(tmp_path)
+    query.clock.now_ms = 100_000
+    query.run(timers(1, processing_ms=100_500))
+    query.clock.now_ms = 50_000
+    query.run(timers(2, processing_ms=100_000))
+    query.keeper.wake()
+    assert not query.is_wanted
+    query.clock.now_ms = 100_500
+    query.keeper.wake()
+    assert query.run(timers(1), timers(2)) == [(OPERATOR, 1), (OPERATOR, 2)]
+
+
+def test_a_watermark_waits_for_no_wall_clock(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.clock.now_ms = 100_000
+    query.run(seen(60_000), timers(1, event_ms=70_000))
+    query.clock.now_ms = 50_000
+    query.run(seen(80_000))
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+
+
+def test_a_micro_batch_that_spark_has_not_logged_cannot_be_staged(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    with pytest.raises(InternalError, match="micro-batch 0"):
+        query.stage(seen(1))
+
+
+# -- restarts --------------------------------------------------------------------------------------------
+
+
+def test_a_new_log_carries_at_once_what_its_state_has_seen(tmp_path: Path) -> None:
+    """A job that begins with a savepoint: a record up to that watermark is late."""
+    query = Query(tmp_path)
+    query.run(seen(60_000))
+    query.stored = query.keeper.behind(BatchId(0))
+    query.next, query.controls = 0, [{"flinkish:checkpoint": 0}]
+    query.start()
+    query.run()
+    assert query.carried_ms == 59_999
+    assert not query.is_wanted
+
+
+def test_a_start_says_again_what_is_due(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.run(seen(60_000), timers(1, event_ms=59_999))
+    query.start(kept=query.staged)
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+
+
+def test_behind_an_older_micro_batch_time_stood_elsewhere(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    for time_ms in (10, 20, 30):
+        query.run(seen(time_ms))
+    found = [query.keeper.behind(BatchId(number)) for number in (0, 1, 2)]
+    assert [one.watermark_ms for one in found if one is not None] == [9, 19, 29]
+    assert query.keeper.behind(BatchId(1)) is None, "it was decided and forgotten"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) -> None:
+    """What micro-batches carry and whom they call depends on no restart."""
+    runs = []
+    for restarts in (0.0, 0.4):
+        chance, cuts = random.Random(seed), random.Random(seed + 1_000)
+        query = Query(tmp_path / str(restarts), plan(AssignerRules(BoundedOutOfOrderness(5), 300)))
+        decided, history = -1, []
+        for number in range(30):
+            query.clock.now_ms += chance.randrange(200)
+            query.keeper.wake()
+            query.channels = list(range(chance.choice((1, 2, 2, 3))))
+            reports = [seen(chance.randrange(1_000), chance.randrange(3)) for _ in range(chance.randrange(3))]
+            now_ms = query.clock.now_ms
+            due = [chance.choice((NEVER, chance.randrange(1_000), now_ms + 50)) for _ in range(4)]
+            called = query.run(*reports, timers(1, due[0], due[1]), timers(2, due[2], due[3]))
+            history.append((called, query.carried_ms, query.is_wanted))
+            if cuts.random() < restarts:
+                if cuts.random() < 0.5:
+                    stored = query.keeper.behind(BatchId(number))
+                    assert stored is not None
+                    query.stored = EventTime.from_json(json.loads(json.dumps(stored.to_json())))
+                    decided = number
+                kept = [one for one in query.staged if one.batch.value > decided]
+                query.start([StagedBatch.from_json(json.loads(json.dumps(one.to_json()))) for one in kept])
+        runs.append(history)
+    assert runs[0] == runs[1]
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+def test_behind_the_end_of_all_input_one_micro_batch_fires_everything(tmp_path: Path) -> None:
+    query = Query(tmp_path, source=Input(is_bounded=True))
+    query.run(seen(60_000), timers(1, event_ms=90_000))
+    query.has_ended = True
+    query.run(seen(61_000))
+    assert not query.keeper.has_ended and query.is_wanted
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+    assert query.controls[0]["flinkish:watermark"] == MAX_WATERMARK_MS and query.controls[0]["flinkish:end"]
+    assert query.keeper.has_ended and not query.is_wanted
+
+
+def test_a_job_that_has_ended_has_ended_when_it_is_started_again(tmp_path: Path) -> None:
+    query = Query(tmp_path, source=Input(is_bounded=True))
+    query.has_ended = True
+    query.run(seen(61_000))
+    query.run()
+    assert query.keeper.has_ended
+    query.start(kept=query.staged)
+    assert query.keeper.has_ended and not query.is_wanted
+
+
+def test_input_that_is_empty_ends_too(tmp_path: Path) -> None:
+    """Without a micro-batch nobody would know, so one is asked for."""
+    query = Query(tmp_path, plan(), Input(is_bounded=True))
+    query.has_ended = True
+    assert query.is_wanted
+    query.run()
+    query.run()
+    assert query.keeper.has_ended
+
+
+def test_input_that_goes_on_is_asked_once(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan(), Input(is_bounded=True))
+    query.run()
+    assert not query.is_wanted and query.staged[0].times is None
+    query.run()
+    query.has_ended = True
+    query.run()
+    assert query.is_wanted
+    query.run()
+    assert query.keeper.has_ended and not query.is_wanted
+
+
+def test_of_a_scan_that_has_no_offset_yet_nothing_is_known(tmp_path: Path) -> None:
+    query = Query(tmp_path, plan(), Input(is_bounded=True))
+    query.plan_next()
+    text = 'v1\n{"batchTimestampMs": 1000}\n{"channels": [0], "has_ended": true}\n-'
+    query.store.put(f"spark/1/{OFFSETS}/0", text.encode())
+    query.stage()
+    assert query.keeper.behind(BatchId(0)) is None

@@ -1,0 +1,151 @@
+"""Who reports about time in a program, and what a program may say about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import types as T
+
+from flinkish_spark import WatermarkStrategy
+from flinkish_spark.datastream import DataStream
+from flinkish_spark.errors import GraphError, UserFunctionError
+from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, SourceNode, StreamGraph, TransformNode
+from flinkish_spark.graph.times import plan_times
+from flinkish_spark.protocol.time_facts import BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
+from flinkish_spark.runtime.preflight import _check_alignment
+from tests.unit.test_time_keeper import Input
+
+FIRST = WatermarkStrategy.for_bounded_out_of_orderness(5).with_idleness(60_000)
+SECOND = WatermarkStrategy.for_monotonous_timestamps()
+
+
+@dataclass
+class Environment:
+    """Stands for an environment: it has a graph."""
+
+    graph: StreamGraph
+
+
+@dataclass
+class Planned:
+    has_channels: bool = True
+
+
+class Program:
+    """A graph that a test writes."""
+
+    def __init__(self) -> None:
+        self.graph = StreamGraph()
+
+    def source(self, uid: str) -> DataStream:
+        node = SourceNode(uid, Input())
+        self.graph.sources.append(node)
+        return DataStream(Environment(self.graph), node)  # type: ignore[arg-type]
+
+    def keyed(self, stream: DataStream, uid: str) -> DataStream:
+        function: Any = None
+        node = KeyedNode(uid, stream._node, ("user",), function, T.StructType([]), 128)
+        self.graph.operators.append(node)
+        return DataStream(Environment(self.graph), node)  # type: ignore[arg-type]
+
+    def sink(self, stream: DataStream, uid: str) -> None:
+        sink: Any = None
+        self.graph.sinks.append(SinkNode(uid, stream._node, sink))
+
+    def plan(self, has_channels: bool = True) -> Any:
+        return plan_times(self.graph, lambda node, chain: Planned(has_channels))
+
+
+@pytest.fixture
+def program() -> Program:
+    return Program()
+
+
+def test_a_strategy_belongs_to_a_source_in_a_chain(program: Program) -> None:
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    program.sink(program.keyed(orders, "sums"), "out")
+    found = program.plan()
+    assert found.assigners == {assigner_uid("orders", "sums"): Assigner("orders", FIRST.rules)}
+    assert (found.chains, found.operators) == ({"out": "sums"}, {"sums": ("sums",)})
+    assert (found.number_of("sums"), found.number_of("orders"), found.is_timed) == (0, 1, True)
+    assert not program.plan(has_channels=False).assigners["orders.sums"].has_channels
+
+
+def test_what_is_said_last_in_front_of_the_keys_counts(program: Program) -> None:
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    again = DataStream(orders._environment, TransformNode(orders._node, lambda frame: frame))
+    program.sink(program.keyed(again.assign_timestamps_and_watermarks(SECOND), "sums"), "out")
+    program.sink(program.keyed(again, "tops"), "top")
+    found = program.plan()
+    assert [one.rules.generation for one in found.assigners.values()] == [
+        BoundedOutOfOrderness(0),
+        BoundedOutOfOrderness(5),
+    ]
+
+
+def test_nobody_waits_for_a_stream_that_reaches_no_keyed_operator(program: Program) -> None:
+    """It would hold event time of the whole job back: no operator reports its times."""
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    program.sink(orders, "copy")
+    program.sink(program.keyed(program.source("clicks"), "sums"), "out")
+    found = program.plan()
+    assert {uid: one.rules.generation for uid, one in found.assigners.items()} == {
+        "orders": Untimed(),
+        "clicks": Untimed(),
+    }
+    assert not found.is_timed
+
+
+def test_an_operator_that_two_chains_run_is_known_in_both(program: Program) -> None:
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    shared = program.keyed(orders, "first")
+    program.sink(program.keyed(shared, "sums"), "out")
+    program.sink(program.keyed(shared, "tops"), "top")
+    found = program.plan()
+    assert found.instances() == {
+        "first.sums": "first",
+        "sums": "sums",
+        "first.tops": "first",
+        "tops": "tops",
+    }
+    assert set(found.assigners) == {"orders.sums", "orders.tops"}
+
+
+def test_the_sources_time_is_asked_for_where_somebody_goes_by_it(program: Program) -> None:
+    for uid, strategy in (
+        ("own", FIRST),
+        ("column", FIRST.with_timestamp_assigner("at")),
+        ("function", FIRST.with_timestamp_assigner(lambda record, known: known)),
+    ):
+        program.source(uid).assign_timestamps_and_watermarks(strategy)
+    assert [program.graph.needs_own_time(one) for one in program.graph.sources] == [True, False, True]
+
+
+def test_times_are_given_in_front_of_the_keys(program: Program) -> None:
+    keyed = program.keyed(program.source("orders"), "sums")
+    with pytest.raises(GraphError, match="behind a keyed operator"):
+        keyed.assign_timestamps_and_watermarks(FIRST)
+    with pytest.raises(GraphError, match="got a str"):
+        program.source("clicks").assign_timestamps_and_watermarks("5 s")  # type: ignore[arg-type]
+
+
+def test_a_function_that_cannot_travel_is_refused(program: Program) -> None:
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(UserFunctionError, match="'orders' cannot be sent"):
+        program.source("orders").assign_timestamps_and_watermarks(
+            FIRST.with_timestamp_assigner(lambda record, known: lock.locked() or 0)
+        )
+
+
+def test_alignment_is_refused_before_anything_starts(program: Program) -> None:
+    program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    _check_alignment(program.graph)
+    aligned = FIRST.with_watermark_alignment("shop", 1_000)
+    program.source("clicks").assign_timestamps_and_watermarks(aligned)
+    with pytest.raises(GraphError, match="'clicks' cannot be aligned"):
+        _check_alignment(program.graph)
