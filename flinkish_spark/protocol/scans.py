@@ -20,6 +20,8 @@ from flinkish_spark.protocol.records import Json
 
 #: Opens keys of ours in an offset, beside the topics; no topic can have such a name.
 OWN_KEYS = "flinkish:"
+#: Opens the position of a source of splits: a list of pairs of split and offset.
+SPLITS = f"{OWN_KEYS}splits"
 #: Offsets of a seed: before and behind its state.
 UNSEEDED: Mapping[str, int] = {"flinkish:seed": 0}
 SEEDED: Mapping[str, int] = {"flinkish:seed": 1}
@@ -192,6 +194,8 @@ def lowest(positions: Sequence[Position]) -> Position:
     """
     if all(position == positions[0] for position in positions):
         return positions[0]
+    if all(SPLITS in position for position in positions):
+        return _lowest_splits(positions)
     found: dict[str, dict[str, int]] = {}
     for position in positions:
         for topic, offsets in offsets_in(position).items():
@@ -199,6 +203,24 @@ def lowest(positions: Sequence[Position]) -> Position:
             for partition, offset in offsets.items():
                 known[partition] = min(int(offset), known.get(partition, int(offset)))
     return found
+
+
+def _lowest_splits(positions: Sequence[Position]) -> Position:
+    """Return the minimum by split; without splits that not all know, or whose offsets have no order.
+
+    A split that is left out is read from its beginning.
+    """
+    known = [dict(position[SPLITS]) for position in positions]
+    shared = [name for name in known[0] if all(name in offsets for offsets in known)]
+    found = []
+    for name in shared:
+        offsets = [one[name] for one in known]
+        if all(type(offset) is int for offset in offsets):
+            found.append([name, min(offsets)])
+        elif all(offset == offsets[0] for offset in offsets):
+            found.append([name, offsets[0]])
+    same = {key: value for key, value in positions[0].items() if all(p.get(key) == value for p in positions)}
+    return {**same, SPLITS: found}
 
 
 def offsets_in(position: Position) -> dict[str, Mapping[str, int]]:

@@ -140,7 +140,7 @@ class Supervisor:
         settings, job = self._settings, self._engine.record_job()
         ownership = take_over(self._job_dir, settings.clock)
         log = self._engine.fenced_log(ownership)
-        inputs = Inputs(self._engine.sources, self._job_dir, log)
+        self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
         committers = self._engine.committers(job, ownership)
         tracker = CheckpointTracker(self._job_dir, settings.clock)
         pins = self._engine.pins(log)
@@ -340,7 +340,7 @@ class Supervisor:
                 raise coordinator.failure
             if coordinator.final_confirmed.is_set():
                 return
-            if control.stop_wanted.is_set() and not final_triggered:
+            if not final_triggered and (control.stop_wanted.is_set() or self._inputs.have_ended()):
                 coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
                 final_triggered = True
             if not query.is_active:

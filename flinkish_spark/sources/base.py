@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.protocol.scans import Position
 
@@ -52,6 +52,28 @@ class Source(ABC):
     topics: tuple[str, ...] = ()
     #: What its positions are positions in; part of savepoints.
     kind: str = "dataframe"
+
+    def bound(self, uid: str) -> Self:
+        """Return this source as the one with that uid. Called by `from_source`, before anything else.
+
+        Raises
+        ------
+        ConfigError
+            It cannot be used.
+        """
+        return self
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it can come to an end. A job ends when all of its sources have."""
+        return False
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        """Whether a bounded source has nothing behind `position`, now and for ever.
+
+        Called while the query runs, in its thread, for the newest micro-batch that Spark has done.
+        """
+        return False
 
     @property
     def is_positionable(self) -> bool:
