@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
+    from flinkish_spark.sources.collection import CollectionSource
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import (
         AggregatingState,
@@ -223,6 +224,7 @@ _PUBLIC = {
     "sinks.kafka": ("KafkaSink",),
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
+    "sources.collection": ("CollectionSource",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": (
         "AggregatingState",
@@ -269,6 +271,7 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointingMode",
     "ClaimMode",
+    "CollectionSource",
     "ColumnBuckets",
     "CommitAnswer",
     "Compaction",
@@ -332,6 +335,7 @@ __all__ = [
     "ProcessTime",
     "Quantity",
     "QuietListener",
+    "RateLimit",
     "Raw",
     "ReadyPartition",
     "RecordHeaders",
@@ -347,6 +351,7 @@ __all__ = [
     "RuntimeContext",
     "SchemaEvolution",
     "SinkTransaction",
+    "SplitSource",
     "Standby",
     "StartingOffsets",
     "StateTtl",
