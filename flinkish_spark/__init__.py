@@ -109,6 +109,15 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
     from flinkish_spark.sources.collection import CollectionSource
+    from flinkish_spark.sources.generated import (
+        Counting,
+        RandomChoice,
+        RandomDouble,
+        RandomLong,
+        RandomText,
+        Times,
+    )
+    from flinkish_spark.sources.generator import DataGeneratorSource
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import (
         AggregatingState,
@@ -225,6 +234,15 @@ _PUBLIC = {
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
     "sources.collection": ("CollectionSource",),
+    "sources.generated": (
+        "Counting",
+        "RandomChoice",
+        "RandomDouble",
+        "RandomLong",
+        "RandomText",
+        "Times",
+    ),
+    "sources.generator": ("DataGeneratorSource",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": (
         "AggregatingState",
@@ -277,6 +295,8 @@ __all__ = [
     "Compaction",
     "CompletedCheckpoint",
     "Context",
+    "Counting",
+    "DataGeneratorSource",
     "DataStream",
     "DateTimeBuckets",
     "DeadLetter",
@@ -285,6 +305,9 @@ __all__ = [
     "DeltaManifest",
     "DeltaSink",
     "DeltaWriter",
+    "EndAtLatest",
+    "EndAtOffsets",
+    "EndAtTimestamp",
     "EnvironmentSecret",
     "ExponentialDelay",
     "ExpressionBuckets",
@@ -335,6 +358,10 @@ __all__ = [
     "ProcessTime",
     "Quantity",
     "QuietListener",
+    "RandomChoice",
+    "RandomDouble",
+    "RandomLong",
+    "RandomText",
     "RateLimit",
     "Raw",
     "ReadyPartition",
