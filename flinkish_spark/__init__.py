@@ -378,6 +378,7 @@ __all__ = [
     "RuntimeContext",
     "SchemaEvolution",
     "SinkTransaction",
+    "SocketTextSource",
     "SplitSource",
     "Standby",
     "StartingOffsets",
