@@ -24,6 +24,7 @@ from flinkish_spark.sources.split_positions import (
     logged_positions,
     lowest_offsets,
 )
+from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from flinkish_spark.runtime.spark_log import LoggedOffsets
 
 #: What this package calls, and nobody awaits.
-_METHODS = ("splits", "first", "latest", "end", "committed", "fingerprint", "close")
+_METHODS = ("splits", "first", "latest", "end", "committed", "released", "fingerprint", "close")
 #: Everything that the job takes from its own: a split's rows, one after the other.
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
@@ -84,6 +85,7 @@ class SplitSource(Source):
     _uid: str = ""
     _format: str = ""
     _start: SourceStart | None = None
+    _folder: str = ""
 
     # -- in a process of Spark's on the driver, between micro-batches -------------------------------
     @abstractmethod
@@ -142,13 +144,20 @@ class SplitSource(Source):
         """Take note that everything before `offsets` is committed in every sink.
 
         Called once per checkpoint, by the driver, behind the last sink and before the receipt; so again
-        after a crash between the two. Never lower than before, but for a rewind. Input that retained
-        checkpoints still need lies before it: only delete what no rewind will want.
+        after a crash between the two. Never lower than before, but for a rewind. Retained checkpoints need
+        input before it: what may be deleted says :meth:`released`.
 
         Raises
         ------
         OSError
             It cannot be done now; it is called again until it can.
+        """
+
+    def released(self, offsets: Mapping[str, Offset]) -> None:
+        """Take note that nothing before `offsets` will be read again: it may be deleted.
+
+        Called behind :meth:`committed`, with where the oldest checkpoint stands that can be gone back
+        to. The same rules hold.
         """
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -168,6 +177,18 @@ class SplitSource(Source):
         """
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
         return self._with("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+
+    @property
+    def folder(self) -> Path:
+        """A directory of the source's own in the job directory, for what it must keep; not made yet.
+
+        The same in every process and at every start. Known from the start of the job on.
+        """
+        if not self._folder:
+            raise ConfigError(
+                "a source has a folder from the start of its job on", what_to_do="use it in a job"
+            )
+        return Path(self._folder)
 
     def _with(self, name: str, value: object) -> Self:
         moved = copy.copy(self)
@@ -226,9 +247,15 @@ class SplitSource(Source):
         from flinkish_spark.sources.split_reader import data_source_of
 
         folder = str(Path(control_path).parent) if self._start is None else self._start.folder
-        source = data_source_of(self, folder)
+        own = self._with("_folder", str(_own_folder(Path(control_path).parents[1], self._uid)))
+        source = data_source_of(own, folder)
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Take note of where the job is."""
+        if isinstance(job_dir.store, LocalStore):
+            object.__setattr__(self, "_folder", str(_own_folder(job_dir.store.root, uid)))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the fingerprint as the job recorded it at its first start."""
@@ -248,18 +275,39 @@ class SplitSource(Source):
 
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the user's source; it is no consumer group, so the receipt names nothing."""
-        if type(self).committed is SplitSource.committed:
-            return {}
-        offsets = lowest_offsets(logged_positions(position, self._uid))
+        is_told, may_delete = self._overrides("committed"), self._overrides("released")
+        offsets = lowest_offsets(logged_positions(position, self._uid)) if is_told or may_delete else {}
         if not offsets:
             return {}
         try:
-            self.committed(offsets)
+            if is_told:
+                self.committed(offsets)
+            if may_delete:
+                self._release()
         except OSError as error:
             raise SourceUnavailable(
                 f"the source '{self._uid}' cannot take note of a checkpoint now", why=str(error)
             ) from error
         return {}
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(SplitSource, method)
+
+    def _release(self) -> None:
+        """Say what no checkpoint needs, of those that can be gone back to.
+
+        The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
+        """
+        from flinkish_spark.job_dir import JobDir
+        from flinkish_spark.runtime.spark_log import LoggedOffsets
+
+        commits = JobDir(LocalStore(self.folder.parents[1])).live_commits()
+        if len(commits) < 2:
+            return
+        logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
+        needed = lowest_offsets([scan for one in logged for scan in logged_positions(one, self._uid)])
+        if needed:
+            self.released(needed)
 
     def has_ended(self, position: LoggedOffsets) -> bool:
         """Whether every scan has logged the end."""
@@ -283,6 +331,10 @@ def reaches(offset: Offset, end: Offset | None) -> bool:
     if type(offset) is int and type(end) is int:
         return offset >= end
     return end is not None and bool(offset == end)
+
+
+def _own_folder(job_root: Path, uid: str) -> Path:
+    return job_root / "sources" / uid
 
 
 def _fact(uid: str) -> str:
