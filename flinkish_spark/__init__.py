@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         Times,
     )
     from flinkish_spark.sources.generator import DataGeneratorSource
+    from flinkish_spark.sources.hybrid import HybridSource
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import (
         AggregatingState,
@@ -243,6 +244,7 @@ _PUBLIC = {
         "Times",
     ),
     "sources.generator": ("DataGeneratorSource",),
+    "sources.hybrid": ("HybridSource",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": (
         "AggregatingState",
@@ -322,6 +324,7 @@ __all__ = [
     "FlinkishError",
     "ForeachCheckpointSink",
     "ForeachSink",
+    "HybridSource",
     "JdbcSink",
     "JobClient",
     "JobListener",
