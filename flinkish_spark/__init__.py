@@ -109,6 +109,8 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
     from flinkish_spark.sources.collection import CollectionSource
+    from flinkish_spark.sources.file_formats import CsvFiles, CsvHeader, JsonLines, ParquetFiles, TextLines
+    from flinkish_spark.sources.files import Discovery, FileSource
     from flinkish_spark.sources.generated import (
         Counting,
         RandomChoice,
@@ -235,6 +237,8 @@ _PUBLIC = {
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
     "sources.collection": ("CollectionSource",),
+    "sources.file_formats": ("CsvFiles", "CsvHeader", "JsonLines", "ParquetFiles", "TextLines"),
+    "sources.files": ("Discovery", "FileSource"),
     "sources.generated": (
         "Counting",
         "RandomChoice",
@@ -298,6 +302,8 @@ __all__ = [
     "CompletedCheckpoint",
     "Context",
     "Counting",
+    "CsvFiles",
+    "CsvHeader",
     "DataGeneratorSource",
     "DataStream",
     "DateTimeBuckets",
@@ -307,6 +313,7 @@ __all__ = [
     "DeltaManifest",
     "DeltaSink",
     "DeltaWriter",
+    "Discovery",
     "EndAtLatest",
     "EndAtOffsets",
     "EndAtTimestamp",
@@ -332,6 +339,7 @@ __all__ = [
     "JobStatus",
     "JobStatusChange",
     "Json",
+    "JsonLines",
     "KafkaManifest",
     "KafkaSink",
     "KafkaSource",
@@ -352,6 +360,7 @@ __all__ = [
     "Outcome",
     "OutputTag",
     "OverwritePartitions",
+    "ParquetFiles",
     "ParticipantStatistics",
     "PartitionCommit",
     "PartitionPolicy",
