@@ -123,6 +123,11 @@ class HybridSource(SplitSource):
         part, name = self._of(split)
         return part.end(name)
 
+    def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.records_between(name, start, end)
+
     def close(self) -> None:
         """Let all parts close."""
         for part in self._parts:

@@ -78,11 +78,13 @@ class Pace:
         # Less than one record a second would otherwise never save up one.
         self._saved = min(self._saved + gained, max(1.0, rate * _LONGEST_SAVING_S))
         self._at_s = now_s
-        return int(self._saved) if isinstance(most, Unlimited) else min(int(self._saved), most)
+        allowed = max(0, int(self._saved))
+        return allowed if isinstance(most, Unlimited) else min(allowed, most)
 
     def took(self, records: int) -> None:
         """Note that so many were taken."""
-        self._saved = max(0.0, self._saved - records)
+        # May fall below nothing: a source that takes whole files is given nothing for a while.
+        self._saved -= records
 
 
 def shares(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:

@@ -106,8 +106,9 @@ class SplitStreamReader(DataSourceStreamReader):
             found = self._ask("latest", lambda: self._source.latest(name, start, limit))  # noqa: B023
             ends[name] = checked_offset(self._uid, name, start, found, "latest")
             if limit is not None and ends[name] != start:
-                is_counted = type(start) is int and type(ends[name]) is int
-                self._pace.took(min(limit, ends[name] - start) if is_counted else limit)
+                end = ends[name]
+                taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
+                self._pace.took(limit if taken is None else taken)
         return ends
 
     def _is_at_end(self, split: str, offset: Offset) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: What this package calls, and nobody awaits.
 _METHODS = ("splits", "first", "latest", "end", "committed", "released", "fingerprint", "close")
-#: Everything that the job takes from its own: a split's rows, one after the other.
+#: The records of a piece, in their order.
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
 
@@ -126,6 +126,14 @@ class SplitSource(Source):
         Of a bounded source; the job takes a last checkpoint when all splits have come to their end.
         """
         return None
+
+    def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
+        """Return how many records lie between two offsets; None if that is not known.
+
+        By default the difference of numbers. Only asked if there is a limit; what is not known counts as
+        all that the limit allowed.
+        """
+        return end - start if type(start) is int and type(end) is int else None
 
     def close(self) -> None:
         """Let go of what the methods above have opened. Called when the query ends, in their process."""
