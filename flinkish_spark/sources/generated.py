@@ -44,7 +44,8 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # Overflow is what makes it work.
     z = (z ^ (z >> np.uint64(30))) * _MIX[1]
     z = (z ^ (z >> np.uint64(27))) * _MIX[2]
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray[Any, Any] = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 class Field(ABC):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.errors import ConfigError, JobDirError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin
@@ -108,9 +108,11 @@ class EndAtOffsets(KafkaEnd):
 
     def __post_init__(self) -> None:
         to_do = 'give a number for every partition: {"orders": {0: 1_000, 1: 1_200}}'
-        instance_of("ends", self.ends, Mapping, what_to_do=to_do)
+        if not isinstance(self.ends, Mapping):
+            raise unusable("ends", self.ends, wanted="offsets by topic and partition", what_to_do=to_do)
         for topic, offsets in self.ends.items():
-            instance_of(f"ends[{topic!r}]", offsets, Mapping, what_to_do=to_do)
+            if not isinstance(offsets, Mapping):
+                raise unusable(f"ends[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
             with refused_as_config_errors(to_do):
                 for partition, offset in offsets.items():
                     checked_whole("a partition", partition, least=0)
