@@ -108,19 +108,6 @@ if TYPE_CHECKING:
     from flinkish_spark.sinks.kafka import KafkaSink
     from flinkish_spark.sinks.memory import MemorySink
     from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
-    from flinkish_spark.sources.collection import CollectionSource
-    from flinkish_spark.sources.file_formats import CsvFiles, CsvHeader, JsonLines, ParquetFiles, TextLines
-    from flinkish_spark.sources.files import Discovery, FileSource
-    from flinkish_spark.sources.generated import (
-        Counting,
-        RandomChoice,
-        RandomDouble,
-        RandomLong,
-        RandomText,
-        Times,
-    )
-    from flinkish_spark.sources.generator import DataGeneratorSource
-    from flinkish_spark.sources.hybrid import HybridSource
     from flinkish_spark.sources.kafka import KafkaSource, StartingOffsets
     from flinkish_spark.state import (
         AggregatingState,
@@ -236,19 +223,6 @@ _PUBLIC = {
     "sinks.kafka": ("KafkaSink",),
     "sinks.memory": ("MemorySink",),
     "sinks.two_phase": ("RecordRefused", "SinkTransaction", "TwoPhaseCommitSink"),
-    "sources.collection": ("CollectionSource",),
-    "sources.file_formats": ("CsvFiles", "CsvHeader", "JsonLines", "ParquetFiles", "TextLines"),
-    "sources.files": ("Discovery", "FileSource"),
-    "sources.generated": (
-        "Counting",
-        "RandomChoice",
-        "RandomDouble",
-        "RandomLong",
-        "RandomText",
-        "Times",
-    ),
-    "sources.generator": ("DataGeneratorSource",),
-    "sources.hybrid": ("HybridSource",),
     "sources.kafka": ("KafkaSource", "StartingOffsets"),
     "state": (
         "AggregatingState",
@@ -295,16 +269,11 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointingMode",
     "ClaimMode",
-    "CollectionSource",
     "ColumnBuckets",
     "CommitAnswer",
     "Compaction",
     "CompletedCheckpoint",
     "Context",
-    "Counting",
-    "CsvFiles",
-    "CsvHeader",
-    "DataGeneratorSource",
     "DataStream",
     "DateTimeBuckets",
     "DeadLetter",
@@ -313,10 +282,6 @@ __all__ = [
     "DeltaManifest",
     "DeltaSink",
     "DeltaWriter",
-    "Discovery",
-    "EndAtLatest",
-    "EndAtOffsets",
-    "EndAtTimestamp",
     "EnvironmentSecret",
     "ExponentialDelay",
     "ExpressionBuckets",
@@ -331,7 +296,6 @@ __all__ = [
     "FlinkishError",
     "ForeachCheckpointSink",
     "ForeachSink",
-    "HybridSource",
     "JdbcSink",
     "JobClient",
     "JobListener",
@@ -339,7 +303,6 @@ __all__ = [
     "JobStatus",
     "JobStatusChange",
     "Json",
-    "JsonLines",
     "KafkaManifest",
     "KafkaSink",
     "KafkaSource",
@@ -360,7 +323,6 @@ __all__ = [
     "Outcome",
     "OutputTag",
     "OverwritePartitions",
-    "ParquetFiles",
     "ParticipantStatistics",
     "PartitionCommit",
     "PartitionPolicy",
@@ -370,11 +332,6 @@ __all__ = [
     "ProcessTime",
     "Quantity",
     "QuietListener",
-    "RandomChoice",
-    "RandomDouble",
-    "RandomLong",
-    "RandomText",
-    "RateLimit",
     "Raw",
     "ReadyPartition",
     "RecordHeaders",
@@ -390,8 +347,6 @@ __all__ = [
     "RuntimeContext",
     "SchemaEvolution",
     "SinkTransaction",
-    "SocketTextSource",
-    "SplitSource",
     "Standby",
     "StartingOffsets",
     "StateTtl",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flinkish_spark import EndAtLatest, EndAtOffsets, JobStatus, KafkaSink, MemorySink
+from flinkish_spark import JobStatus, KafkaSink, MemorySink
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.sources import EndAtLatest, EndAtOffsets
 from tests.support import (
     TOTAL,
     RunningTotal,

@@ -7,20 +7,19 @@ import threading
 
 import pytest
 
-from flinkish_spark import (
+from flinkish_spark import JobStatus, MemorySink
+from flinkish_spark.runtime.steps import Step
+from flinkish_spark.sources import (
     CollectionSource,
     Counting,
     DataGeneratorSource,
     FileSource,
     HybridSource,
-    JobStatus,
-    MemorySink,
     ParquetFiles,
     RandomChoice,
     RateLimit,
     SocketTextSource,
 )
-from flinkish_spark.runtime.steps import Step
 from tests.spark.test_split_source import Stumbling
 from tests.support import environment, running
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark import JobStatus, MemorySink, RateLimit, RestoreSettings, SplitSource
+from flinkish_spark import JobStatus, MemorySink, RestoreSettings
 from flinkish_spark.errors import EnvironmentFault, UserFunctionError
 from flinkish_spark.runtime.steps import SilentObserver, Step
+from flinkish_spark.sources import RateLimit, SplitSource
 from tests.support import (
     ORDER,
     TOTAL,

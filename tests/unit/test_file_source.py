@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkish_spark import (
+from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.sources import (
     CsvFiles,
     CsvHeader,
     Discovery,
@@ -20,8 +22,6 @@ from flinkish_spark import (
     RateLimit,
     TextLines,
 )
-from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
-from flinkish_spark.job_dir import JobDir
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.store import LocalStore

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from flinkish_spark import CollectionSource, HybridSource, RateLimit, SocketTextSource
 from flinkish_spark.errors import ConfigError, InputLostError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.sources import CollectionSource, HybridSource, RateLimit, SocketTextSource
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.store import LocalStore

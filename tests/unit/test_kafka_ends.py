@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark import EndAtLatest, EndAtOffsets, EndAtTimestamp, KafkaSource, UpstreamJob
+from flinkish_spark import KafkaSource, UpstreamJob
 from flinkish_spark.errors import ConfigError, JobDirError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.sources import EndAtLatest, EndAtOffsets, EndAtTimestamp
 from flinkish_spark.store import LocalStore
 
 

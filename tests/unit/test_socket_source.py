@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from flinkish_spark import UNLIMITED, SocketTextSource
+from flinkish_spark import UNLIMITED
 from flinkish_spark.errors import ConfigError, CorruptObjectError, InputLostError, StoreError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.sources import socket_log
+from flinkish_spark.sources import SocketTextSource, socket_log
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.socket_connection import LineSplitter
 from flinkish_spark.sources.socket_log import SocketLogReader, SocketLogWriter, forget_before, segments
