@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.arguments import refused_as_config_errors, unusable
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, Unlimited, checked_limit, checked_whole
 from flinkish_spark.sources.generated import Field
@@ -66,9 +66,8 @@ class DataGeneratorSource(SplitSource):
         if not isinstance(fields, Mapping) or not fields:
             raise ConfigError(f"fields is {fields!r}", what_to_do='give fields by name: {"id": Counting()}')
         for name, field in fields.items():
-            if not isinstance(field, Field):
-                what_to_do = "give for example RandomLong(1, 100)"
-                raise unusable(f"fields[{name!r}]", field, wanted="a Field", what_to_do=what_to_do)
+            what_to_do = "give for example RandomLong(1, 100)"
+            instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
         with refused_as_config_errors("see the documentation of DataGeneratorSource"):
             checked_limit("records", records, least=0)
             checked_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
