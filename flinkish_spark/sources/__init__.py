@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.collection import CollectionSource
+    from flinkish_spark.sources.delta_table import DeltaTableSource
     from flinkish_spark.sources.file_formats import (
         CsvFiles,
         CsvHeader,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 #: Module -> the names it gives.
 _PUBLIC = {
     "collection": ("CollectionSource",),
+    "delta_table": ("DeltaTableSource",),
     "file_formats": (
         "CsvFiles",
         "CsvHeader",
@@ -45,10 +47,7 @@ _PUBLIC = {
         "ParquetFiles",
         "TextLines",
     ),
-    "files": (
-        "Discovery",
-        "FileSource",
-    ),
+    "files": ("Discovery", "FileSource"),
     "generated": (
         "Counting",
         "Field",
@@ -80,6 +79,7 @@ __all__ = [
     "CsvFiles",
     "CsvHeader",
     "DataGeneratorSource",
+    "DeltaTableSource",
     "Discovery",
     "EndAtLatest",
     "EndAtOffsets",

@@ -8,8 +8,8 @@ from there.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,26 @@ class FoundFile:
         Relative to the folder of the input.
     rows
         How many records it has; None if that is not known.
+    partition
+        Values of its records that are not in it, as texts, by field.
     """
 
     path: str
     size: int
     modified_ns: int
     rows: int | None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_json(self) -> list[Any]:
         """Return the stored form."""
-        return [self.path, self.size, self.modified_ns, self.rows]
+        return [self.path, self.size, self.modified_ns, self.rows, dict(self.partition)]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> FoundFile:
         """Read the stored form."""
-        path, size, modified_ns, rows = value
-        return cls(str(path), int(size), int(modified_ns), None if rows is None else int(rows))
+        path, size, modified_ns, rows, partition = value
+        known = None if rows is None else int(rows)
+        return cls(str(path), int(size), int(modified_ns), known, dict(partition))
 
 
 class FileList:

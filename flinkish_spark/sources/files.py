@@ -160,9 +160,11 @@ class FileSource(SplitSource):
         now = time.monotonic()
         if not self._list.is_closed and now - self._looked_at >= self._every_s:
             self._looked_at = now
-            found = self._list.read().look(Path(self.path), self._pattern, self.format.rows)
-            self._list.add(found, is_last=self.is_bounded)
+            self._list.add(self._look(self._list.read()), is_last=self.is_bounded)
         return self._list
+
+    def _look(self, known: FileList) -> Sequence[FoundFile]:
+        return known.look(Path(self.path), self._pattern, self.format.rows)
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)
@@ -180,9 +182,12 @@ class FileSource(SplitSource):
         for place in range(start, end):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
-            yield from self.format.batches(path, schema)
+            yield from self._records(file, path, schema)
             # It may have been replaced while it was read.
             self._unchanged(file)
+
+    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return self.format.batches(path, schema)
 
     def _unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
