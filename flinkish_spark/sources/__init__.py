@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.collection import CollectionSource
+    from flinkish_spark.sources.delta_changes import DeltaChanges, DeltaSource
     from flinkish_spark.sources.delta_table import DeltaTableSource
     from flinkish_spark.sources.file_formats import (
         CsvFiles,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 #: Module -> the names it gives.
 _PUBLIC = {
     "collection": ("CollectionSource",),
+    "delta_changes": ("DeltaChanges", "DeltaSource"),
     "delta_table": ("DeltaTableSource",),
     "file_formats": (
         "CsvFiles",
@@ -79,6 +81,8 @@ __all__ = [
     "CsvFiles",
     "CsvHeader",
     "DataGeneratorSource",
+    "DeltaChanges",
+    "DeltaSource",
     "DeltaTableSource",
     "Discovery",
     "EndAtLatest",

@@ -185,14 +185,14 @@ def _by_name(row: Any, types: T.StructType) -> tuple[Any, ...]:
 
 def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:
     """Return a batch as Spark wants it: types of the schema, and the control columns behind."""
+    import numpy as np
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema = to_arrow_schema(types, timezone="UTC")
-    rows = batch.num_rows
+    schema, rows = to_arrow_schema(types, timezone="UTC"), batch.num_rows
     own = [batch.column(name).cast(schema.field(name).type) for name in types.names[: -len(_PLACE)]]
-    control = [pa.array([channel] * rows, pa.int64()), pa.array(range(place, place + rows), pa.int64())]
-    return pa.RecordBatch.from_arrays([*own, *control], schema=schema)
+    control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
+    return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import Counter
 
 import pytest
 
@@ -13,6 +14,9 @@ from flinkish_spark.sources import (
     CollectionSource,
     Counting,
     DataGeneratorSource,
+    DeltaChanges,
+    DeltaSource,
+    DeltaTableSource,
     FileSource,
     HybridSource,
     ParquetFiles,
@@ -74,3 +78,43 @@ def test_a_job_over_all_of_them_ends_when_all_have_ended(spark, tmp_path) -> Non
     assert sorted(map(tuple, sinks["made"].rows())) == wanted
     assert sorted(map(tuple, sinks["both"].rows())) == wanted[:600]
     assert sorted(row.value for row in sinks["lines"].rows()) == sorted(lines)
+
+
+def test_the_rows_and_the_changes_of_a_delta_table_up_to_a_version(spark, tmp_path) -> None:
+    """Spark's own reading of the same versions is what must come out."""
+    path = str(tmp_path / "table")
+    properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='false'"
+    fields = "(n LONG, p INT) USING delta PARTITIONED BY (p)"
+    spark.sql(f"CREATE TABLE delta.`{path}` {fields} TBLPROPERTIES ({properties})")
+    for n in range(3):
+        spark.sql(f"INSERT INTO delta.`{path}` SELECT id + {n * 10}, id % 2 FROM range(10)")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE n = 3")
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    newest = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").first()["version"]
+    wanted = {
+        "rows": spark.read.format("delta").load(path).collect(),
+        "feed": spark.read.option("readChangeFeed", "true")
+        .option("startingVersion", "0")
+        .format("delta")
+        .load(path)
+        .drop("_commit_timestamp")
+        .collect(),
+    }
+    sinks = {name: MemorySink(f"{tmp_path}-{name}") for name in wanted}
+
+    def job():
+        env = environment(spark, tmp_path / "job")
+        feed = DeltaSource(path, DeltaChanges.FEED, starting_version=0, ending_version=newest)
+        env.from_source(DeltaTableSource(path), uid="rows").sink_to(sinks["rows"], uid="rows-out")
+        changes = env.from_source(feed, uid="feed").transform(lambda frame: frame.drop("_commit_timestamp"))
+        changes.sink_to(sinks["feed"], uid="feed-out")
+        return env
+
+    for _ in range(2):
+        with running(job()) as client:
+            assert client.wait(timeout_ms=250_000), f"the job did not end; {client.progress}"
+            assert client.status is JobStatus.FINISHED
+        for name, sink in sinks.items():
+            assert Counter(map(tuple, sink.rows())) == Counter(map(tuple, wanted[name])), name
+        # What comes now lies behind the end.
+        spark.sql(f"INSERT INTO delta.`{path}` SELECT id + 900, id % 2 FROM range(10)")
