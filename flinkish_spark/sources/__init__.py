@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flinkish_spark.sources.generator import DataGeneratorSource
     from flinkish_spark.sources.hybrid import HybridSource
     from flinkish_spark.sources.kafka_ends import EndAtLatest, EndAtOffsets, EndAtTimestamp
+    from flinkish_spark.sources.kafka_records import KafkaRecordsSource
     from flinkish_spark.sources.rates import RateLimit
     from flinkish_spark.sources.socket_text import SocketTextSource
     from flinkish_spark.sources.splits import SourceUnavailable, SplitSource
@@ -66,6 +67,7 @@ _PUBLIC = {
         "EndAtOffsets",
         "EndAtTimestamp",
     ),
+    "kafka_records": ("KafkaRecordsSource",),
     "rates": ("RateLimit",),
     "socket_text": ("SocketTextSource",),
     "splits": (
@@ -93,6 +95,7 @@ __all__ = [
     "HybridSource",
     "InputFormat",
     "JsonLines",
+    "KafkaRecordsSource",
     "ParquetFiles",
     "RandomChoice",
     "RandomDouble",

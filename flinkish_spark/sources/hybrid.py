@@ -148,6 +148,11 @@ class HybridSource(SplitSource):
             # In a folder of this source's: another source may have the uid that the part goes by.
             self._part(index)
 
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Let every part look."""
+        for index, part in enumerate(self._parts):
+            part.check_retention(_part_uid(uid, index), needed_ms)
+
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Let every part that has begun look at its own."""
         super().check_input(job_dir, uid, position)

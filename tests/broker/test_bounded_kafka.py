@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from pyspark.sql import functions as F
 
 from flinkish_spark import JobStatus, KafkaSink, MemorySink
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
-from flinkish_spark.sources import EndAtLatest, EndAtOffsets
+from flinkish_spark.sources import (
+    EndAtLatest,
+    EndAtOffsets,
+    FileSource,
+    HybridSource,
+    KafkaRecordsSource,
+    TextLines,
+)
 from tests.support import (
+    ORDER,
     TOTAL,
     RunningTotal,
     environment,
@@ -15,6 +26,7 @@ from tests.support import (
     order,
     orders_source,
     produce,
+    run_until,
     running,
     totals_in,
 )
@@ -70,3 +82,32 @@ def test_an_end_in_the_future_is_waited_for(spark, broker, topic, job_dir, tmp_p
         produce(servers, source, [order("a", n) for n in range(5, 20)])
         assert client.wait(timeout_ms=200_000) and client.status is JobStatus.FINISHED
     assert sorted(row.amount for row in sink.rows()) == list(range(8))
+
+
+def test_history_in_files_and_then_kafka(spark, broker, topic, job_dir, tmp_path) -> None:
+    """In one order, over a restart; the group's offsets are those of the last checkpoint."""
+    servers, source, sink = broker.bootstrap_servers, topic(2), MemorySink(str(tmp_path))
+    (tmp_path / "in").mkdir()
+    for n in range(3):
+        lines = [order("a", 10 * n + i).decode() for i in range(10)]
+        (tmp_path / "in" / f"{n}.json").write_text("\n".join(lines))
+    produce(servers, source, [order("a", n) for n in range(30, 40)], partition=1)
+
+    def job():
+        env = environment(spark, job_dir)
+        history = FileSource(str(tmp_path / "in"), TextLines(), "value STRING", max_files_per_batch=1)
+        live = KafkaRecordsSource(servers, [source], group_id=f"group-{source}")
+        orders = env.from_source(HybridSource(history, live), uid="orders")
+        orders = orders.transform(
+            lambda frame: frame.select(F.from_json("value", ORDER).alias("o")).select("o.*")
+        )
+        totals = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
+        totals.sink_to(sink, uid="memory")
+        return env
+
+    run_until(job(), lambda client: len(sink.rows()) == 40)
+    produce(servers, source, [order("a", n) for n in range(40, 50)], partition=1)
+    run_until(job(), lambda client: len(sink.rows()) == 50)
+    assert Counter((row.user, row.total) for row in sink.rows()) == expected_totals({"a": list(range(50))})
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        assert admin.committed_offsets(f"group-{source}") == {(source, 0): 0, (source, 1): 20}

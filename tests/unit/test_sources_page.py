@@ -15,6 +15,7 @@ from flinkish_spark.sources import (
     generator,
     hybrid,
     kafka_ends,
+    kafka_records,
     rates,
     socket_connection,
     socket_text,
@@ -24,7 +25,7 @@ from flinkish_spark.sources import (
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
 MODULES = [
-    *(collection, files, generated, generator, hybrid, kafka_ends, rates),
+    *(collection, files, generated, generator, hybrid, kafka_ends, kafka_records, rates),
     *(socket_connection, socket_text, split_positions, splits),
 ]
 
