@@ -78,7 +78,7 @@ def test_what_is_gone_is_believed_when_it_stays(impatient) -> None:
         {"schema": ""},
         {"starting_at_ms": -1},
         {"group_id": None},
-        {"options": {"kafka.security.protocol": "NONSENSE"}},
+        {"options": {"kafka.security.protocol": 5}},
     ],
 )
 def test_what_cannot_be_is_refused(settings) -> None:
