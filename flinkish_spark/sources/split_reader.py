@@ -57,6 +57,7 @@ class SplitStreamReader(DataSourceStreamReader):
         Bound to its uid.
     folder
         Where the beginnings of splits are kept: the job's, or of a lineage that begins at a savepoint.
+        Empty for a stream outside of a job.
     """
 
     def __init__(self, source: SplitSource, folder: str) -> None:
@@ -119,6 +120,8 @@ class SplitStreamReader(DataSourceStreamReader):
         """Return where a split begins, asking the source once in the life of the job."""
         if type(self._source).first is SplitSource.first:
             return 0
+        if not self._folder:
+            return self._ask("first", lambda: self._source.first(split))
         store = LocalStore(Path(self._folder))
         objects = SealedObjects(store, str(store.root))
         digest = hashlib.sha256(split.encode()).hexdigest()[:24]

@@ -255,8 +255,10 @@ class SplitSource(Source):
         from flinkish_spark.sources.split_reader import data_source_of
 
         folder = str(Path(control_path).parent) if self._start is None else self._start.folder
-        own = self._with("_folder", str(_own_folder(Path(control_path).parents[1], self._uid)))
-        source = data_source_of(own, folder)
+        job_root = Path(control_path).parents[1]
+        # A stream outside of a job has no job directory.
+        own = self._with("_folder", str(_own_folder(job_root, self._uid)) if job_root.name else "")
+        source = data_source_of(own, folder if job_root.name else "")
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
 
