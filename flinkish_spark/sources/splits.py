@@ -231,8 +231,10 @@ class SplitSource(Source):
         )
         for name in _METHODS:
             refuse_if_never_run(getattr(self, name), f"{type(self).__name__}.{name}()")
-        known = self._with("_uid", uid)._with("_format", f"flinkish-{uid}-{uuid.uuid4().hex[:8]}")
-        assert known.fields
+        # A name of a format has no dots: Spark would look for a class.
+        name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
+        known = self._with("_uid", uid)._with("_format", name)
+        _ = known.fields  # Raises if they cannot be read.
         check_travels(known, uid)
         return known
 
