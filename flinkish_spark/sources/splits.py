@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refuse_if_never_run
-from flinkish_spark.errors import ConfigError, EnvironmentFault, InputLostError
+from flinkish_spark.errors import ConfigError, EnvironmentFault, FlinkishError, InputLostError
 from flinkish_spark.sources.base import Source, SourceStart
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_positions import (
@@ -299,6 +299,17 @@ class SplitSource(Source):
         except OSError as error:
             raise SourceUnavailable(
                 f"the source '{self._uid}' cannot take note of a checkpoint now", why=str(error)
+            ) from error
+        except FlinkishError:
+            raise
+        except Exception as error:
+            from flinkish_spark.runtime.failures import RepeatableUserError
+
+            raise RepeatableUserError(
+                f"the source '{self._uid}' failed when it was told of a checkpoint",
+                why=f"{type(error).__name__}: {error}",
+                what_to_do="correct committed() or released(); the checkpoint is finished by the next start",
+                uid=self._uid,
             ) from error
         return {}
 

@@ -11,7 +11,10 @@ from pyspark.sql import Row
 
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.limits import UNLIMITED
+from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.scans import lowest
 from flinkish_spark.runtime.failures import RepeatableUserError, classify
 from flinkish_spark.runtime.spark_log import LoggedOffsets
@@ -277,6 +280,41 @@ def test_a_source_that_cannot_take_note_now_is_asked_again() -> None:
     with pytest.raises(SourceUnavailable, match="away") as caught:
         Away({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
     assert caught.value.restartable
+
+
+def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
+    class Wrong(Counters):
+        def committed(self, offsets):
+            raise KeyError("nothing")
+
+    with pytest.raises(RepeatableUserError, match="the source 'in' failed when it was told") as caught:
+        Wrong({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
+    assert "nothing" in str(caught.value)
+
+
+def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
+    """Not before there are two: the newest may have to be replayed, from where the one before it ends."""
+
+    class Keeping(Counters):
+        def released(self, offsets):
+            self.told.append(("released", dict(offsets)))
+
+        committed = SplitSource.committed
+
+    job_dir = JobDir(LocalStore(tmp_path))
+    source = Keeping({}).bound("in")
+    source.preflight(None, job_dir, "in")
+    for checkpoint in (1, 2, 3):
+        position = SplitPosition("in", {"a": 10 * checkpoint}).to_json()
+        text = "\n".join(["v1", "{}", json.dumps(position)])
+        staged = StagedBatch(Lineage(0), BatchId(checkpoint), OwnerEpoch(1), 1, (), ())
+        who = (CheckpointId(checkpoint), Verdict.COMMIT, OwnerEpoch(1), 0)
+        decision = Decision(*who, batches=(staged,), offsets_text=text)
+        job_dir.create_decision(decision)
+        source.commit_offsets(logged(position))
+        if checkpoint == 2:
+            (tmp_path / "checkpoints" / "1" / "decision.json").unlink()
+    assert source.told == [("released", {"a": 10}), ("released", {"a": 20})]
 
 
 def test_offsets_without_order_are_told_only_where_scans_agree() -> None:
