@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,13 @@ from flinkish_spark.runtime.supervisor import Supervisor
 from flinkish_spark.runtime.threads import SystemThreads
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sources.base import Source
+from flinkish_spark.sources.collection import CollectionSource
 from flinkish_spark.sources.dataframe import DataFrameSource
 from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -132,11 +134,25 @@ class StreamExecutionEnvironment:
         """
         if not isinstance(source, Source):
             raise GraphError(
-                f"from_source() got a {type(source).__name__}", what_to_do="give it a KafkaSource"
+                f"from_source() got a {type(source).__name__}",
+                what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
-        node = SourceNode(self.graph.check_uid(uid), source)
+        known = self.graph.check_uid(uid)
+        node = SourceNode(known, source.bound(known))
         self.graph.sources.append(node)
         return DataStream(self, node)
+
+    def from_collection(self, values: Iterable[Any], schema: str | T.StructType, *, uid: str) -> DataStream:
+        """Add records that are in memory; the job ends behind the last, unless another source goes on.
+
+        Parameters
+        ----------
+        values
+            Tuples, dicts or Rows; single values if the schema has one field. The same at every start.
+        schema
+            ``"user STRING, amount LONG"``, or a StructType.
+        """
+        return self.from_source(CollectionSource(values, schema), uid=uid)
 
     def from_dataframe(self, frame: DataFrame, *, uid: str) -> DataStream:
         """Add a streaming DataFrame that you already have.

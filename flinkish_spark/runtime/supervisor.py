@@ -141,7 +141,7 @@ class Supervisor:
         settings, job = self._settings, self._engine.record_job()
         ownership = take_over(self._job_dir, settings.clock)
         log = self._engine.fenced_log(ownership)
-        inputs = Inputs(self._engine.sources, self._job_dir, log)
+        self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
         committers = self._engine.committers(job, ownership)
         tracker = CheckpointTracker(self._job_dir, settings.clock)
         pins = self._engine.pins(log)

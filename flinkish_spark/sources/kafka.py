@@ -36,9 +36,10 @@ from flinkish_spark.sources.json_records import (
     json_schema,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
+from flinkish_spark.sources.kafka_reading import KAFKA_COLUMNS, READER_DEFAULTS, RESERVED
 from flinkish_spark.sources.kafka_retention import check_topic_retention
-from flinkish_spark.sources.kafka_starts import StartsAtOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -57,7 +58,7 @@ class StartingOffsets(enum.Enum):
 
 
 @dataclass(frozen=True, init=False)
-class KafkaSource(StartsAtOffsets):
+class KafkaSource(EndsAtOffsets):
     """Read Kafka topics.
 
     Parameters
@@ -88,6 +89,9 @@ class KafkaSource(StartsAtOffsets):
     metadata
         Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
         fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).
+    ending
+        EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
+        when all of its sources have. None: the topics have no end.
 
     Notes
     -----
@@ -106,6 +110,7 @@ class KafkaSource(StartsAtOffsets):
     reader: Engine = Engine.JVM
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
+    ending: KafkaEnd | None = None
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -122,6 +127,7 @@ class KafkaSource(StartsAtOffsets):
         reader: str | Engine = Engine.JVM,
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
+        ending: KafkaEnd | None = None,
     ) -> None:
         if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
             raise ConfigError(
@@ -141,11 +147,12 @@ class KafkaSource(StartsAtOffsets):
             ("reader", Engine.of(reader, "reader")),
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
+            ("ending", checked_end(ending, aligned_with)),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
         for name in self.reader_options:
-            if name.lower() in _RESERVED:
+            if name.lower() in RESERVED:
                 raise ConfigError(
                     f"the reader option '{name}' cannot be set",
                     why="the source sets it itself, and exactly-once depends on it",
@@ -263,16 +270,18 @@ class KafkaSource(StartsAtOffsets):
 
     def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         frame = self._stream(spark, control_path, {}).load()
-        own = [*map(F.col, _KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        frame = cut_at(frame, self.ends_in(control_path))
+        own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, self._channel(), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
         channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
-        own = [*map(F.col, _KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
 
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
@@ -308,13 +317,15 @@ class KafkaSource(StartsAtOffsets):
             wanted.append(self.value.on_bad_record.topic)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             found = admin.topics(wanted)
-        missing = [t for t in wanted if t not in found]
-        if missing:
-            raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            missing = [t for t in wanted if t not in found]
+            if missing:
+                raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            self.check_end(admin)
         kafka_upstream.check_policies(self.aligned_with, self.connection, self.topics)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Compare topics and offsets with what the job still has to read."""
+        """Compare topics and offsets with what the job still has to read; fix the end."""
+        self.fix_end(self._admin, job_dir)
         checks = InputChecks(self._admin, self.topics)
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, position) or checks.gone(uid, position))
 
@@ -341,7 +352,7 @@ class KafkaSource(StartsAtOffsets):
     ) -> dict[str, Mapping[str, Mapping[str, int]]]:
         if not self.group_id:
             return {}
-        offsets = position.kafka(frozenset(self.topics))
+        offsets = self.before_end(position.kafka(frozenset(self.topics)))
         flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
         try:
             answer = self._admin.commit_offsets(self.group_id, flat, direction)
@@ -362,31 +373,6 @@ class GroupIsActive(EnvironmentFault):
     """Consumers are members of the job's group; committing its offsets has to wait."""
 
     restartable = True
-
-
-#: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
-#: loses half a second to a fetch that waits for records behind the range; 100,000 records take
-#: 0.2 s with these settings and 0.8 s without.
-READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
-
-_KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-_RESERVED = frozenset(
-    {
-        "subscribe",
-        "subscribepattern",
-        "assign",
-        "startingoffsets",
-        "failondataloss",
-        "kafka.isolation.level",
-        "maxoffsetspertrigger",
-        "kafka.bootstrap.servers",
-        "kafka.group.id",
-        "groupidprefix",
-        "flinkish.group.id",
-        CONTROL_PATH,
-        FIRST_OFFSETS,
-    }
-)
 
 
 __all__ = [

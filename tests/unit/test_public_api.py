@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 
 import flinkish_spark
+import flinkish_spark.sources
 import flinkish_spark.testing
 
-PACKAGES = [flinkish_spark, flinkish_spark.testing]
+PACKAGES = [flinkish_spark, flinkish_spark.sources, flinkish_spark.testing]
 
 
 def annotated(package: ModuleType) -> dict[str, str]:

@@ -1,0 +1,154 @@
+"""What is in the files that a file source reads."""
+
+from __future__ import annotations
+
+import enum
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.limits import checked_choice
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_AT_ONCE = 10_000
+
+
+class InputFormat(ABC):
+    """One of the classes below."""
+
+    @abstractmethod
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one file; the same every time. Called in a task."""
+
+    def rows(self, path: str) -> int | None:
+        """Return how many records a file has, if that can be told without reading it."""
+        return None
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise ConfigError if such files cannot hold these fields."""
+
+
+@dataclass(frozen=True)
+class ParquetFiles(InputFormat):
+    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the fields' columns."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+            if missing:
+                raise ValueError(f"{path} has no column '{missing[0]}'")
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=schema.names)
+
+    def rows(self, path: str) -> int | None:
+        """Return what the file says of itself."""
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(path).num_rows)
+
+
+@dataclass(frozen=True)
+class JsonLines(InputFormat):
+    """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the objects of a file, which is read whole."""
+        import pyarrow as pa
+        from pyarrow import json
+
+        options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        with pa.input_stream(path, compression="detect") as file:
+            data = file.read()
+        if data.strip():
+            table = json.read_json(pa.BufferReader(data), parse_options=options)
+            yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+
+
+class CsvHeader(enum.Enum):
+    """What the first line of a CSV file is."""
+
+    #: The names of the columns, in whatever order; a field that is not among them fails the job.
+    NAMES = "NAMES"
+    #: A record: the columns are the fields, in their order.
+    NONE = "NONE"
+
+
+@dataclass(frozen=True)
+class CsvFiles(InputFormat):
+    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts.
+
+    Parameters
+    ----------
+    header
+        What the first line is.
+    delimiter
+        Between values, one character.
+    """
+
+    header: CsvHeader = CsvHeader.NAMES
+    delimiter: str = ","
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
+            checked_choice("header", self.header, CsvHeader)
+        if len(instance_of("delimiter", self.delimiter, str, what_to_do="give one character")) != 1:
+            raise ConfigError(f"delimiter is {self.delimiter!r}", what_to_do="give one character")
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records."""
+        import pyarrow as pa
+        from pyarrow import csv
+
+        names = list(schema.names)
+        columns = None if self.header is CsvHeader.NAMES else names
+        types = {field.name: field.type for field in schema}
+        with pa.input_stream(path, compression="detect") as file:
+            if not file.read(1):
+                return
+        with pa.input_stream(path, compression="detect") as file:
+            yield from csv.open_csv(
+                file,
+                read_options=csv.ReadOptions(column_names=columns),
+                parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=csv.ConvertOptions(column_types=types, include_columns=names),
+            )
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse lists, maps and structs."""
+        import pyarrow as pa
+
+        for field in schema:
+            if pa.types.is_nested(field.type):
+                raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+@dataclass(frozen=True)
+class TextLines(InputFormat):
+    """A record a line, in one field of texts; maybe compressed (``.gz``)."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the lines without their ends."""
+        import pyarrow as pa
+
+        with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
+            while some := list(islice(file, _ROWS_AT_ONCE)):
+                texts = [
+                    line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace") for line in some
+                ]
+                yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse anything but one text."""
+        import pyarrow as pa
+
+        if [field.type for field in schema] != [pa.string()]:
+            raise ConfigError("text files have one field", what_to_do='use the schema "value STRING"')

@@ -1,0 +1,124 @@
+"""The files that a source has found, in the order of finding; durable before any is read.
+
+A position of the source is a number of files in this list, so a file has its place for ever. The list is
+stored in parts, each created once: whoever else looks at the same folder finds the part taken, and goes on
+from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.store import LocalStore
+
+_PARTS, _KIND = "files", "files"
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file as it was when it was found.
+
+    Parameters
+    ----------
+    path
+        Relative to the folder of the input.
+    rows
+        How many records it has; None if that is not known.
+    partition
+        Values of its records that are not in it, as texts, by field.
+    """
+
+    path: str
+    size: int
+    modified_ns: int
+    rows: int | None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+    def to_json(self) -> list[Any]:
+        """Return the stored form."""
+        return [self.path, self.size, self.modified_ns, self.rows, dict(self.partition)]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> FoundFile:
+        """Read the stored form."""
+        path, size, modified_ns, rows, partition = value
+        known = None if rows is None else int(rows)
+        return cls(str(path), int(size), int(modified_ns), known, dict(partition))
+
+
+class FileList:
+    """The list; every process has one of its own over the same parts.
+
+    Parameters
+    ----------
+    folder
+        Of the source in the job directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._store = LocalStore(folder)
+        self._objects = SealedObjects(self._store, str(folder))
+        self._files: list[FoundFile] = []
+        self._known: set[str] = set()
+        #: Whether the list will not grow any more.
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> FoundFile:
+        return self._files[index]
+
+    def __iter__(self) -> Iterator[FoundFile]:
+        return iter(self._files)
+
+    def read(self) -> FileList:
+        """Take in the parts that were added since; return this list."""
+        while not self.is_closed:
+            part = self._objects.optional(self._key(), _KIND, dict)
+            if part is None:
+                break
+            found = [FoundFile.from_json(one) for one in part["files"]]
+            if not found and not part["is_last"]:
+                break
+            self._files += found
+            self._known |= {one.path for one in found}
+            self.is_closed = bool(part["is_last"])
+        return self
+
+    def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
+        """Store a part, unless somebody else has stored it; either way, take it in."""
+        if found or is_last:
+            body = {"files": [one.to_json() for one in found], "is_last": is_last}
+            self._store.create_if_absent(self._key(), seal(_KIND, body))
+        self.read()
+
+    def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
+        """Return the files below `root` that are not in the list, the oldest first."""
+        found = []
+        for path in _paths(root, pattern):
+            name = str(path.relative_to(root))
+            if name in self._known:
+                continue
+            try:
+                stat = path.stat()
+                found.append(FoundFile(name, stat.st_size, stat.st_mtime_ns, rows(str(path))))
+            except FileNotFoundError:
+                continue  # Gone before it was ours.
+        return sorted(found, key=lambda one: (one.modified_ns, one.path))
+
+    def _key(self) -> str:
+        return f"{_PARTS}/{len(self._files):012d}.json"
+
+
+def _paths(root: Path, pattern: str) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        yield from (Path(folder, name) for name in names if name[0] not in "._" and fnmatch(name, pattern))

@@ -1,0 +1,236 @@
+"""Files of a folder: those that are there, or those that come as well."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.errors import ConfigError, InputLostError
+from flinkish_spark.graph.declared import output_schema
+from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.sources.file_formats import InputFormat
+from flinkish_spark.sources.file_list import FileList, FoundFile
+from flinkish_spark.sources.rates import RateLimit
+from flinkish_spark.sources.splits import SplitSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.job_dir import JobDir
+    from flinkish_spark.runtime.spark_log import LoggedOffsets
+
+
+class Discovery(enum.Enum):
+    """Which files a source reads."""
+
+    #: Those that are there when the job starts for the first time; the job ends behind them.
+    ONCE = "ONCE"
+    #: Those, and all that appear while the job exists.
+    CONTINUOUS = "CONTINUOUS"
+
+
+class FileSource(SplitSource):
+    """Reads the files of a folder and of folders in it, each once and whole.
+
+    A file must appear at once, by a rename, and never change: one that has changed since it was found fails
+    the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
+    are read in the order of finding; those found together, the oldest first.
+
+    Parameters
+    ----------
+    path
+        Absolute path of the folder, which driver and executors share. It must be there.
+    format
+        ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines().
+    schema
+        Fields of the records.
+    discovery
+        Whether files that come later are read.
+    pattern
+        Which names, like ``"*.parquet"``.
+    splits
+        In how many parts they may be read at the same time; files are dealt to them in turns.
+    discover_every_ms
+        How often the folder is listed.
+    max_files_per_batch
+        Most files of each split in one micro-batch.
+    rate
+        Most records; a micro-batch takes whole files, so at least one. How many records a file has is known
+        of Parquet only; others count as much as the limit allows.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> from flinkish_spark.sources.file_formats import ParquetFiles
+    >>> history = FileSource("/data/orders", ParquetFiles(), "user STRING, amount LONG")
+    >>> history.is_bounded
+    True
+    """
+
+    kind = "files"
+
+    def __init__(
+        self,
+        path: str,
+        format: InputFormat,
+        schema: str | T.StructType,
+        *,
+        discovery: Discovery = Discovery.ONCE,
+        pattern: str = "*",
+        splits: int = 1,
+        discover_every_ms: int = 1_000,
+        max_files_per_batch: int = 1_000,
+        rate: RateLimit | None = None,
+    ) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        text = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
+        self.path = text.removeprefix("file://")
+        if not os.path.isabs(self.path) or "\0" in text:
+            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
+        self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
+        self.schema = output_schema(schema, "a file source")
+        self.format.check(to_arrow_schema(self.schema))
+        if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
+            raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
+        with refused_as_config_errors("see the documentation of FileSource"):
+            checked_choice("discovery", discovery, Discovery)
+            checked_whole("splits", splits, least=1, most=10_000)
+            checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
+            checked_whole("max_files_per_batch", max_files_per_batch, least=1)
+        self.rate = RateLimit() if rate is None else rate
+        self._discovery, self._pattern, self._parts = discovery, pattern, splits
+        self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
+        self._list: FileList | None = None
+        self._looked_at = float("-inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_list": None, "_looked_at": float("-inf")}
+
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether files that come later are left alone."""
+        return self._discovery is Discovery.ONCE
+
+    # -- between micro-batches ------------------------------------------------------------------
+    def splits(self) -> Sequence[str]:
+        """Return the numbers of the parts."""
+        return [str(number) for number in range(self._parts)]
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return up to which file a part can be read."""
+        found = self._files()
+        most = min(self._count(len(found), split), start + self._most_files)
+        if limit is None or most <= start:
+            return max(most, start)
+        end, taken = start, 0
+        while end < most and taken < limit:
+            rows = found[self._index(split, end)].rows
+            taken += limit if rows is None else rows
+            end += 1
+        return end
+
+    def end(self, split: str) -> int | None:
+        """Return how many files a part has; None while more may come."""
+        found = self._files()
+        return self._count(len(found), split) if found.is_closed else None
+
+    def records_between(self, split: str, start: int, end: int) -> int | None:
+        """Return how many records some files have, if that is known of all."""
+        found = self._files()
+        rows = [found[self._index(split, at)].rows for at in range(start, end)]
+        return sum(count for count in rows if count is not None) if None not in rows else None
+
+    def _files(self) -> FileList:
+        if self._list is None:
+            self._list = FileList(self.folder).read()
+        now = time.monotonic()
+        if not self._list.is_closed and now - self._looked_at >= self._every_s:
+            self._looked_at = now
+            self._list.add(self._look(self._list.read()), is_last=self.is_bounded)
+        return self._list
+
+    def _look(self, known: FileList) -> Sequence[FoundFile]:
+        return known.look(Path(self.path), self._pattern, self.format.rows)
+
+    def _index(self, split: str, place: int) -> int:
+        return place * self._parts + int(split)
+
+    def _count(self, files: int, split: str) -> int:
+        return max(0, -(-(files - int(split)) // self._parts))
+
+    # -- in a task ------------------------------------------------------------------------------
+    def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of some files."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        found = FileList(self.folder).read()
+        schema = to_arrow_schema(self.fields, timezone="UTC")
+        for place in range(start, end):
+            file = found[self._index(split, place)]
+            path = self._unchanged(file)
+            yield from self._records(file, path, schema)
+            # It may have been replaced while it was read.
+            self._unchanged(file)
+
+    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return self.format.batches(path, schema)
+
+    def _unchanged(self, file: FoundFile) -> str:
+        path = os.path.join(self.path, file.path)
+        try:
+            stat = os.stat(path)
+            now = (stat.st_size, stat.st_mtime_ns)
+        except FileNotFoundError:
+            now = None
+        if now == (file.size, file.modified_ns):
+            return path
+        raise InputLostError(
+            f"the file {path} " + ("is gone" if now is None else "has changed since it was found"),
+            why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
+            what_to_do="restore the file, with its time; or start a new job with a new job_dir",
+        )
+
+    # -- on the driver --------------------------------------------------------------------------
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse a folder that is not there."""
+        super().preflight(spark, job_dir, uid)
+        if not os.path.isdir(self.path):
+            raise ConfigError(
+                f"the folder {self.path} of source '{uid}' is not there",
+                what_to_do="create it, or correct it",
+            )
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Begin with the list of the savepoint, if the job was restored from one."""
+        super().check_input(job_dir, uid, position)
+        known, restored = FileList(self.folder).read(), job_dir.recorded(_fact(uid))
+        if restored is not None and not len(known):
+            known.add([FoundFile.from_json(one) for one in restored["files"]], is_last=restored["is_closed"])
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return the list, too: a position is a number of files in it."""
+        known = FileList(self.folder).read()
+        listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
+        return {**super().identity(job_dir, uid), _fact(uid): listed}
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what the list depends on."""
+        return {"path": self.path, "pattern": self._pattern, "splits": self._parts, "end": self.is_bounded}
+
+
+def _fact(uid: str) -> str:
+    return f"files-{uid}"

@@ -1,0 +1,86 @@
+"""Whether what a user's source says can be worked with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.errors import ConfigError, InputLostError
+from flinkish_spark.sources.split_positions import Offset, SplitPosition, refuse_no_json
+
+if TYPE_CHECKING:
+    from flinkish_spark.sources.splits import SplitSource
+
+
+def check_travels(source: SplitSource, uid: str) -> None:
+    """Raise ConfigError if the source cannot be sent to Spark's processes."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(source)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ConfigError(
+            f"the source '{uid}' cannot be sent to Spark's processes",
+            why=str(error),
+            what_to_do="keep settings in its attributes, and open connections and files in its methods",
+        ) from error
+
+
+def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
+    """Return the names of splits that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        They are no names, or not different from each other.
+    InputLostError
+        A split that the job has begun to read is not among them.
+    """
+    # A text is a sequence of texts, too.
+    names = () if isinstance(found, str) else tuple(found)
+    if isinstance(found, str) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
+        )
+    if len(set(names)) != len(names):
+        raise ConfigError(f"splits() of source '{uid}' names a split twice: {sorted(names)}")
+    gone = [name for name in position.offsets if name not in set(names)]
+    if gone:
+        until = position.offsets[gone[0]]
+        raise InputLostError(
+            f"the split '{gone[0]}' of source '{uid}' is gone: it was read up to {until!r}",
+            why="the job cannot know that it has read all of it",
+            what_to_do="let splits() name every split that it has ever named",
+        )
+    return names
+
+
+def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
+    """Return an offset that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is no JSON value.
+    InputLostError
+        It lies before `start`.
+    """
+    why = refuse_no_json(found)
+    if why:
+        raise ConfigError(
+            f"{method}() of source '{uid}' returned {found!r} for the split '{split}'",
+            why=why,
+            what_to_do="return a number, a text, or a list or dict of such with texts as keys",
+        )
+    if type(found) is int and type(start) is int and found < start:
+        raise InputLostError(
+            f"the split '{split}' of source '{uid}' ends at {found}, and was read up to {start}",
+            why="records that the job has read are gone, or the input is another one",
+            what_to_do="restore the input, or start a new job with a new job_dir",
+        )
+    return found
+
+
+def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str]:
+    """Return the splits of which there is something to read between two positions."""
+    return [name for name, end in ends.items() if offsets.get(name) != end]

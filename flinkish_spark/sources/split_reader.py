@@ -1,0 +1,254 @@
+"""A source of splits as Spark sees it: a streaming DataSource whose offset is the position.
+
+The reader lives in one Python process per scan that Spark keeps on the driver, and a copy of it in
+every task. Spark logs what :meth:`SplitStreamReader.latestOffset` returns before it runs the micro-batch;
+a micro-batch that is run again asks nobody where it begins or ends.
+
+Spark does not log where the first micro-batch begins. A split begins at 0, or where the source says; what
+it says is kept in the job directory, since after a crash it might say something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from flinkish_spark.errors import FlinkishError
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.rates import Pace, shares
+from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
+from flinkish_spark.sources.split_positions import Offset, SplitPosition
+from flinkish_spark.sources.splits import SourceUnavailable, SplitSource, reaches
+from flinkish_spark.store import LocalStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Spark asks every 10 ms while there is nothing to read; the source is asked this often.
+_ASK_EVERY_S = 0.025
+_T = TypeVar("_T")
+
+
+class SplitPiece(InputPartition):
+    """What one task reads of one split."""
+
+    def __init__(self, number: int, split: str, start: Offset, end: Offset) -> None:
+        super().__init__(None)
+        self.number, self.split, self.start, self.end = number, split, start, end
+
+
+class SplitStreamReader(DataSourceStreamReader):
+    """Asks the source, and keeps to its limits.
+
+    Parameters
+    ----------
+    source
+        Bound to its uid.
+    folder
+        Where the beginnings of splits are kept: the job's, or of a lineage that begins at a savepoint.
+        Empty for a stream outside of a job.
+    """
+
+    def __init__(self, source: SplitSource, folder: str) -> None:
+        self._source, self._folder = source, folder
+        self._pace = Pace(source.rate, time.monotonic())
+        self._turn, self._asked_at = 0, float("-inf")
+
+    @property
+    def _uid(self) -> str:
+        return self._source._uid
+
+    # -- offsets --------------------------------------------------------------------------------
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a query without a log begins: in a savepoint, or with no split known."""
+        if self._source._start is None:
+            return SplitPosition(self._uid, {}).to_json()
+        return SplitPosition.from_json(self._source._start.position).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return no limit of Spark's: the source has its own."""
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; `start` if there is nothing new."""
+        position = SplitPosition.from_json(start)
+        if position.is_ended:
+            return start
+        self._wait_a_little()
+        found = self._ask("splits", lambda: self._source.splits_from(position))
+        names = checked_splits(self._uid, found, position)
+        known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
+        wanting = [name for name in known.offsets if not self._is_at_end(name, known.offsets[name])]
+        ends = self._latest(known, wanting)
+        end = known.moved_to(ends)
+        is_ended = self._ask("end", lambda: self._source.is_at_end(end))
+        return SplitPosition(self._uid, end.offsets, is_ended).to_json()
+
+    def _latest(self, position: SplitPosition, wanting: list[str]) -> dict[str, Offset]:
+        """Ask the splits that have not ended how far they can be read, within the limits."""
+        allowed = shares(self._pace.allowance(time.monotonic()), wanting, self._turn)
+        self._turn += 1
+        ends = {}
+        for name, limit in allowed.items():
+            if limit == 0:
+                continue
+            start = position.offsets[name]
+            found = self._ask("latest", lambda: self._source.latest(name, start, limit))  # noqa: B023
+            ends[name] = checked_offset(self._uid, name, start, found, "latest")
+            if limit is not None and ends[name] != start:
+                end = ends[name]
+                taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
+                self._pace.took(limit if taken is None else taken)
+        return ends
+
+    def _is_at_end(self, split: str, offset: Offset) -> bool:
+        end = self._ask("end", lambda: self._source.end(split))
+        return reaches(offset, end)
+
+    def _first(self, split: str) -> Offset:
+        """Return where a split begins, asking the source once in the life of the job."""
+        if type(self._source).first is SplitSource.first:
+            return 0
+        if not self._folder:
+            return self._ask("first", lambda: self._source.first(split))
+        store = LocalStore(Path(self._folder))
+        objects = SealedObjects(store, str(store.root))
+        digest = hashlib.sha256(split.encode()).hexdigest()[:24]
+        key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"
+        if objects.optional(key, kind, dict) is None:
+            first = self._ask("first", lambda: self._source.first(split))
+            checked_offset(self._uid, split, first, first, "first")
+            store.create_if_absent(key, seal(kind, {"split": split, "offset": first}))
+        return objects.read(key, kind, dict)["offset"]
+
+    def _wait_a_little(self) -> None:
+        left = self._asked_at + _ASK_EVERY_S - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        self._asked_at = time.monotonic()
+
+    def _ask(self, method: str, question: Callable[[], _T]) -> _T:
+        with named_failures(self._uid, method):
+            return question()
+
+    def stop(self) -> None:
+        """Let the source close what it has opened."""
+        self._source.close()
+
+    # -- reading --------------------------------------------------------------------------------
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return a piece for every split of which there is something to read."""
+        begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
+        begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}
+        numbers = ends.numbers()
+        return [
+            SplitPiece(numbers[name], name, begins[name], ends.offsets[name])
+            for name in moved(begins, ends.offsets)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the records of one piece with channel and sequence. Called in a task."""
+        assert isinstance(partition, SplitPiece)
+        with named_failures(self._uid, "read"):
+            found = iter(self._source.read(partition.split, partition.start, partition.end))
+        place = partition.start if type(partition.start) is int else 0
+        types = T.StructType([*self._source.fields, *_PLACE])
+        while True:
+            with named_failures(self._uid, "read"):
+                one = next(found, None)
+            if one is None:
+                return
+            if isinstance(one, tuple | list):
+                yield (*_by_name(one, types), partition.number, place)
+                place += 1
+            elif one.num_rows:
+                yield _with_place(one, partition.number, place, types)
+                place += one.num_rows
+
+
+_PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
+
+
+def _by_name(row: Any, types: T.StructType) -> tuple[Any, ...]:
+    """Return the values of a record in the order of the schema; a Row with names goes by these."""
+    names = getattr(row, "__fields__", None)
+    return tuple(row) if names is None else tuple(row[name] for name in types.names[: -len(_PLACE)])
+
+
+def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:
+    """Return a batch as Spark wants it: types of the schema, and the control columns behind."""
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema, rows = to_arrow_schema(types, timezone="UTC"), batch.num_rows
+    own = [batch.column(name).cast(schema.field(name).type) for name in types.names[: -len(_PLACE)]]
+    control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
+    return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
+
+
+@contextmanager
+def named_failures(uid: str, method: str) -> Iterator[None]:
+    """Say which method of which source failed: Spark passes on only text.
+
+    An OSError means that the source cannot be asked now. Any other error is one of its code.
+    """
+    try:
+        yield
+    except FlinkishError:
+        raise
+    except OSError as error:
+        raise SourceUnavailable(
+            f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
+        ) from error
+    except Exception as error:
+        from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
+
+        what = {
+            "uid": uid,
+            "what": f"{method}() of source '{uid}'",
+            "error": f"{type(error).__name__}: {error}",
+        }
+        raise RuntimeError(f"{USER_FUNCTION_MARKER} {json.dumps(what)}") from error
+
+
+class SplitDataSource(DataSource):
+    """Base of the classes that :func:`data_source_of` makes."""
+
+    _format: str
+    _source: SplitSource
+    _folder: str
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return cls._format
+
+    def schema(self) -> T.StructType:
+        """Return the source's fields, channel and sequence."""
+        return T.StructType([*self._source.fields, *_PLACE])
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+        """Return the reader."""
+        return SplitStreamReader(self._source, self._folder)
+
+
+def data_source_of(source: SplitSource, folder: str) -> type[SplitDataSource]:
+    """Return the class that Spark is given for a source.
+
+    The source travels in it, and not in an option: options are part of plans that people look at.
+    """
+    own = {"_format": source._format, "_source": source, "_folder": folder}
+    # Not importable, so that it is sent with what is in it.
+    return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

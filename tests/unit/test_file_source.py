@@ -1,0 +1,238 @@
+"""Files of a folder: each once and whole, in an order that stays."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.sources import (
+    CsvFiles,
+    CsvHeader,
+    Discovery,
+    FileSource,
+    HybridSource,
+    JsonLines,
+    ParquetFiles,
+    RateLimit,
+    TextLines,
+)
+from flinkish_spark.sources.split_positions import SplitPosition
+from flinkish_spark.sources.split_reader import SplitStreamReader
+from flinkish_spark.store import LocalStore
+from tests.unit.test_split_source import Counters, rows_of, step
+
+SCHEMA = "n LONG, name STRING"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def put(folder, name, text, at=0):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    os.utime(path, (1_000_000 + at, 1_000_000 + at))
+    return path
+
+
+def reader_of(source, tmp_path):
+    source = source.bound("in")
+    job_dir = JobDir(LocalStore(tmp_path / "job"))
+    source.preflight(None, job_dir, "in")
+    source.check_input(job_dir, "in", None)
+    return SplitStreamReader(source, str(tmp_path / "job" / "control"))
+
+
+def texts(folder, **settings) -> FileSource:
+    return FileSource(str(folder), TextLines(), "value STRING", discover_every_ms=1, **settings)
+
+
+def first_column(rows):
+    return [row[0] for row in rows]
+
+
+def test_what_is_there_at_the_first_start_is_read_oldest_first_and_then_it_ends(folder, tmp_path) -> None:
+    put(folder, "b.txt", "3\n4\n", at=5)
+    put(folder, "a.txt", "5", at=9)
+    put(folder, "deep/er/c.txt", "1\r\n2\n", at=1)
+    for hidden in ("_SUCCESS", ".x.txt.crc", "_temporary/d.txt", "empty.csv"):
+        put(folder, hidden, "no\n")
+    reader = reader_of(texts(folder, pattern="*.txt"), tmp_path)
+    start = reader.initialOffset()
+    end, rows = step(reader, start)
+    assert first_column(rows) == ["1", "2", "3", "4", "5"] and SplitPosition.from_json(end).is_ended
+    put(folder, "late.txt", "6\n")
+    again = reader_of(texts(folder, pattern="*.txt"), tmp_path)
+    assert rows_of(again, start, end) == rows and step(again, start) == (end, rows)
+
+
+def test_files_that_come_later_follow_even_if_they_are_older(folder, tmp_path) -> None:
+    put(folder, "a", "1\n", at=50)
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, rows = step(reader, reader.initialOffset())
+    put(folder, "older", "2\n", at=1)
+    # Another process goes on, and a second one at the same time.
+    one, two = reader_of(source, tmp_path), reader_of(source, tmp_path)
+    put(folder, "z", "3\n", at=2)
+    for other in (one, two, reader):
+        end, more = step(other, position)
+        assert first_column(rows + more) == ["1", "2", "3"]
+    assert not SplitPosition.from_json(end).is_ended and not source.is_bounded
+
+
+def test_parts_take_turns_and_a_micro_batch_has_so_many_files(folder, tmp_path) -> None:
+    for n in range(7):
+        put(folder, f"{n}", f"{n}\n", at=n)
+    reader = reader_of(texts(folder, splits=2, max_files_per_batch=2), tmp_path)
+    position, found = reader.initialOffset(), []
+    while not SplitPosition.from_json(position).is_ended:
+        position, rows = step(reader, position)
+        found.append([(row[0], row[1]) for row in rows])
+    assert found == [
+        [("0", 0), ("2", 0), ("1", 1), ("3", 1)],
+        [("4", 0), ("6", 0), ("5", 1)],
+    ]
+
+
+@pytest.mark.parametrize("change", ["content", "time", "gone"])
+def test_a_file_that_has_changed_is_lost_input(folder, tmp_path, change) -> None:
+    path = put(folder, "a", "1\n")
+    reader = reader_of(texts(folder), tmp_path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, None)
+    if change == "gone":
+        path.unlink()
+    else:
+        put(folder, "a", "1\n2\n" if change == "content" else "1\n", at=7)
+    with pytest.raises(InputLostError, match=r"is gone|has changed"):
+        rows_of(reader, start, end)
+
+
+def test_a_savepoint_takes_the_list_along(folder, tmp_path) -> None:
+    put(folder, "a", "1\n", at=1)
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, _ = step(reader, reader.initialOffset())
+    saved = reader._source.identity(JobDir(LocalStore(tmp_path / "job")), "in")
+    put(folder, "0", "2\n", at=0)
+    restored = JobDir(LocalStore(tmp_path / "other" / "job"))
+    for fact, value in saved.items():
+        restored.recorded_once(fact, value)
+    again = reader_of(source, tmp_path / "other")
+    assert first_column(step(again, position)[1]) == ["2"]
+
+
+def test_a_limit_counts_records_where_it_can(folder, tmp_path) -> None:
+    for n in range(4):
+        pq.write_table(pa.table({"n": [n] * 10, "name": ["x"] * 10}), folder / f"{n}.parquet")
+    source = FileSource(str(folder), ParquetFiles(), SCHEMA).limited(RateLimit(records_per_batch=15))
+    reader = reader_of(source, tmp_path)
+    _, rows = step(reader, reader.initialOffset())
+    assert len(rows) == 20
+    slow = source.limited(RateLimit(records_per_second=1_000))
+    reader = reader_of(slow, tmp_path)
+    assert reader._source.records_between("0", 0, 4) == 40
+    source = texts(folder).limited(RateLimit(records_per_batch=100))
+    reader = reader_of(source, tmp_path / "texts")
+    assert SplitPosition.from_json(reader.latestOffset(reader.initialOffset(), None)).offsets == {"0": 1}
+
+
+WANTED = [(1, "a"), (2, None), (3, "c,d")]
+
+
+def files_of(kind, folder):
+    if kind == "parquet":
+        table = pa.table({"extra": [0] * 3, "name": ["a", None, "c,d"], "n": pa.array([1, 2, 3], pa.int32())})
+        pq.write_table(table, folder / "x.parquet")
+        return ParquetFiles()
+    if kind == "json":
+        put(folder, "x.json", '{"n": 1, "name": "a", "more": {}}\n{"n": 2}\n{"name": "c,d", "n": 3}')
+        put(folder, "empty.json", "\n")
+        return JsonLines()
+    if kind == "csv":
+        put(folder, "x.csv", 'name,extra,n\na,,1\n,,2\n"c,d",,3\n')
+        put(folder, "empty.csv", "")
+        return CsvFiles()
+    if kind == "csv without names":
+        put(folder, "x.csv.gz", gzip.compress(b"1;a\n2;\n3;c,d\n"))
+        return CsvFiles(CsvHeader.NONE, delimiter=";")
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv", "csv without names"])
+def test_records_of_every_format(folder, tmp_path, kind) -> None:
+    source = FileSource(str(folder), files_of(kind, folder), SCHEMA)
+    reader = reader_of(source, tmp_path)
+    _, rows = step(reader, reader.initialOffset())
+    assert [(n, name or None) for n, name, *_ in rows] == WANTED
+    assert [row[2:] for row in rows] == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (JsonLines(), '{"n": "x"}'),
+        (JsonLines(), '{"n": 1'),
+        (CsvFiles(), "n,name\nx,y\n"),
+        (CsvFiles(), "m,name\n1,y\n"),
+        (ParquetFiles(), None),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> None:
+    if text is None:
+        pq.write_table(pa.table({"n": [1]}), folder / "x")
+    else:
+        put(folder, "x", text)
+    reader = reader_of(FileSource(str(folder), form, SCHEMA), tmp_path)
+    with pytest.raises(RuntimeError, match=r"read\(\) of source 'in'"):
+        step(reader, reader.initialOffset())
+
+
+def test_history_in_files_and_then_what_is_live(folder, tmp_path) -> None:
+    for n in range(3):
+        put(folder, f"{n}.json", f'{{"n": {n - 3}}}\n', at=n)
+    history = FileSource(str(folder), JsonLines(), "n LONG", max_files_per_batch=1)
+    reader = reader_of(HybridSource(history, Counters({"a": 2})), tmp_path)
+    position, found = reader.initialOffset(), []
+    for _ in range(5):
+        position, rows = step(reader, position)
+        found.append(first_column(rows))
+    assert found == [[-3], [-2], [-1], [0, 1], []]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: FileSource("relative", TextLines(), "value STRING"),
+        lambda f: FileSource(f, "text", "value STRING"),
+        lambda f: FileSource(f, TextLines, "value STRING"),
+        lambda f: FileSource(f, TextLines(), "value LONG"),
+        lambda f: FileSource(f, TextLines(), "a STRING, b STRING"),
+        lambda f: FileSource(f, CsvFiles(), "a ARRAY<LONG>"),
+        lambda f: FileSource(f, TextLines(), "value NUMBER"),
+        lambda f: FileSource(f, TextLines(), "value STRING", splits=0),
+        lambda f: FileSource(f, TextLines(), "value STRING", discovery="ONCE"),
+        lambda f: FileSource(f, TextLines(), "value STRING", pattern="a/b"),
+        lambda f: FileSource(f, TextLines(), "value STRING", max_files_per_batch=0),
+        lambda f: CsvFiles(delimiter=""),
+        lambda f: CsvFiles("NAMES"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, tmp_path) -> None:
+    with pytest.raises((ConfigError, SchemaError)):
+        make(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="is not there"):
+        reader_of(texts(tmp_path / "nothing"), tmp_path)

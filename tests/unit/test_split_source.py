@@ -1,0 +1,424 @@
+"""Sources of splits without Spark: what the reader logs, reads and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.limits import UNLIMITED
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.scans import lowest
+from flinkish_spark.runtime.failures import RepeatableUserError, classify
+from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.sources.base import SourceStart
+from flinkish_spark.sources.collection import CollectionSource
+from flinkish_spark.sources.rates import Pace, RateLimit, shares
+from flinkish_spark.sources.split_positions import SplitPosition, lowest_offsets
+from flinkish_spark.sources.split_reader import SplitStreamReader
+from flinkish_spark.sources.splits import SourceUnavailable, SplitSource
+from flinkish_spark.store import LocalStore
+
+
+class Counters(SplitSource):
+    """Splits that grow when the test says so."""
+
+    schema = "n LONG"
+
+    def __init__(self, ends: dict[str, int]) -> None:
+        self.ends = ends
+        self.told: list[object] = []
+
+    def splits(self):
+        return list(self.ends)
+
+    def latest(self, split, start, limit):
+        return self.ends[split] if limit is None else min(self.ends[split], start + limit)
+
+    def read(self, split, start, end):
+        return ((n,) for n in range(start, end))
+
+    def committed(self, offsets):
+        self.told.append(dict(offsets))
+
+
+def reader_of(source: SplitSource, folder: Path, uid: str = "in") -> SplitStreamReader:
+    return SplitStreamReader(source.bound(uid), str(folder))
+
+
+def step(reader: SplitStreamReader, start):
+    """Plan and read one micro-batch; return where it ends and its rows in order."""
+    end = json.loads(json.dumps(reader.latestOffset(json.loads(json.dumps(start)), None)))
+    return end, rows_of(reader, start, end)
+
+
+def rows_of(reader: SplitStreamReader, start, end):
+    found = []
+    for piece in reader.partitions(start, end):
+        for one in reader.read(piece):
+            found += (
+                [tuple(r.values()) for r in one.to_pylist()] if isinstance(one, pa.RecordBatch) else [one]
+            )
+    return found
+
+
+def offsets(position):
+    return SplitPosition.from_json(position).offsets
+
+
+def test_records_have_the_split_s_number_and_their_place(tmp_path) -> None:
+    source = Counters({"b": 2, "a": 1})
+    reader = reader_of(source, tmp_path)
+    end, rows = step(reader, reader.initialOffset())
+    assert rows == [(0, 0, 0), (1, 0, 1), (0, 1, 0)]
+    source.ends.update(a=3, c=1)
+    again, rows = step(reader, end)
+    assert rows == [(1, 1, 1), (2, 1, 2), (0, 2, 0)] and offsets(again) == {"b": 2, "a": 3, "c": 1}
+    assert step(reader, again) == (again, [])
+
+
+def test_a_piece_that_is_read_again_is_the_same_in_another_process(tmp_path) -> None:
+    source = Counters({"a": 3})
+    first = reader_of(source, tmp_path)
+    start = first.initialOffset()
+    end, rows = step(first, start)
+    source.ends = {"a": 9, "later": 4}
+    assert rows_of(reader_of(source, tmp_path), start, end) == rows
+
+
+def test_a_split_that_is_found_later_begins_where_the_source_said_then(tmp_path) -> None:
+    """Behaviours 165 and 166: what is found between two micro-batches belongs to exactly one of them."""
+
+    class FromTheEnd(Counters):
+        def first(self, split):
+            return self.ends[split]
+
+    source = FromTheEnd({"a": 5})
+    reader = reader_of(source, tmp_path)
+    start = reader.initialOffset()
+    lost, rows = step(reader, start)
+    assert rows == [] and offsets(lost) == {"a": 5}
+    # Spark did not come to log it. Meanwhile the source has grown: nothing between is left out.
+    source.ends = {"a": 7}
+    end, rows = step(reader_of(source, tmp_path), start)
+    assert rows == [(5, 0, 5), (6, 0, 6)] and offsets(end) == {"a": 7}
+    assert rows_of(reader_of(source, tmp_path), start, end) == rows
+
+
+def test_a_split_that_vanishes_is_lost_input(tmp_path) -> None:
+    source = Counters({"a": 1, "b": 1})
+    reader = reader_of(source, tmp_path)
+    end, _ = step(reader, reader.initialOffset())
+    del source.ends["a"]
+    with pytest.raises(InputLostError, match="the split 'a' of source 'in' is gone: it was read up to 1"):
+        reader.latestOffset(end, None)
+
+
+def test_a_split_that_goes_back_is_lost_input(tmp_path) -> None:
+    source = Counters({"a": 4})
+    reader = reader_of(source, tmp_path)
+    end, _ = step(reader, reader.initialOffset())
+    source.ends["a"] = 2
+    with pytest.raises(InputLostError, match="ends at 2, and was read up to 4"):
+        reader.latestOffset(end, None)
+
+
+@pytest.mark.parametrize("offset", [(1, 2), {1: 2}, float("nan"), None, object(), b"x"])
+def test_an_offset_that_json_cannot_hold_is_refused(tmp_path, offset) -> None:
+    class Odd(Counters):
+        def latest(self, split, start, limit):
+            return offset
+
+    reader = reader_of(Odd({"a": 1}), tmp_path)
+    with pytest.raises(ConfigError, match=r"returned .* for the split 'a'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+@pytest.mark.parametrize("splits", ["all", ["a", "a"], [1], [""]])
+def test_splits_that_are_no_names_are_refused(tmp_path, splits) -> None:
+    class Odd(Counters):
+        def splits(self):
+            return splits
+
+    reader = reader_of(Odd({}), tmp_path)
+    with pytest.raises(ConfigError, match=r"splits\(\) of source 'in'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+def test_offsets_need_not_be_numbers(tmp_path) -> None:
+    class Files(Counters):
+        def first(self, split):
+            return ""
+
+        def latest(self, split, start, limit):
+            return "b.csv"
+
+        def read(self, split, start, end):
+            yield from ((f"{start}-{end}-{n}",) for n in range(2))
+
+        schema = "name STRING"
+
+    reader = reader_of(Files({"a": 1}), tmp_path)
+    end, rows = step(reader, reader.initialOffset())
+    assert rows == [("-b.csv-0", 0, 0), ("-b.csv-1", 0, 1)] and step(reader, end) == (end, [])
+
+
+def test_batches_are_brought_to_the_schema(tmp_path) -> None:
+    class Columns(Counters):
+        schema = "n LONG, text STRING"
+
+        def read(self, split, start, end):
+            # Another order and narrower types; an empty batch in between.
+            yield pa.record_batch({"text": ["x"], "n": pa.array([1], pa.int32())})
+            yield pa.record_batch({"text": pa.array([], pa.string()), "n": pa.array([], pa.int32())})
+            yield pa.record_batch({"text": ["y", None], "n": pa.array([2, 3], pa.int32())})
+
+    reader = reader_of(Columns({"a": 3}), tmp_path)
+    _, rows = step(reader, reader.initialOffset())
+    assert rows == [(1, "x", 0, 0), (2, "y", 0, 1), (3, None, 0, 2)]
+
+
+def test_rows_with_names_go_by_their_names(tmp_path) -> None:
+    class Named(Counters):
+        schema = "n LONG, text STRING"
+
+        def read(self, split, start, end):
+            yield Row(text="x", n=1)
+
+    reader = reader_of(Named({"a": 1}), tmp_path)
+    assert step(reader, reader.initialOffset())[1] == [(1, "x", 0, 0)]
+
+
+def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
+    class Broken(Counters):
+        def latest(self, split, start, limit):
+            raise KeyError("nothing")
+
+        def read(self, split, start, end):
+            raise ConnectionRefusedError("not today")
+            yield ()
+
+    reader = reader_of(Broken({"a": 1}), tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        reader.latestOffset(reader.initialOffset(), None)
+    error = classify(caught.value)
+    assert isinstance(error, RepeatableUserError) and "latest() of source 'in' failed" in str(error)
+    (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
+    with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed.*not today"):
+        list(reader.read(piece))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("schema", "n NUMBER", "cannot be read"),
+        ("schema", "_fs_seq LONG", "control columns"),
+        ("rate", 5, "rate is 5"),
+        ("handle", open, ""),
+        ("socket", lambda: (_ for _ in ()), ""),
+    ],
+)
+def test_what_cannot_work_is_refused_where_the_source_is_added(attribute, value, message) -> None:
+    source = Counters({"a": 1})
+    setattr(source, attribute, value)
+    if not message:
+        assert source.bound("in")
+        return
+    with pytest.raises((ConfigError, SchemaError), match=message):
+        source.bound("in")
+
+
+def test_a_source_that_cannot_travel_or_would_never_run_is_refused(tmp_path) -> None:
+    source = Counters({})
+    source.handle = (tmp_path / "x").open("w")
+    with pytest.raises(ConfigError, match="cannot be sent to Spark's processes"):
+        source.bound("in")
+
+    class Waiting(Counters):
+        async def committed(self, offsets):
+            pass
+
+    with pytest.raises(ConfigError, match=r"Waiting.committed\(\) would never run"):
+        Waiting({}).bound("in")
+
+    class Bare(Counters):
+        pass
+
+    Bare.schema = ""
+    with pytest.raises(SchemaError):
+        Bare({}).bound("in")
+
+
+# -- committing, fingerprints, savepoints -------------------------------------------------------------
+def logged(*positions) -> LoggedOffsets:
+    return LoggedOffsets((*positions, {"flinkish:checkpoint": 3}, None))
+
+
+def test_a_confirmed_checkpoint_tells_the_source_what_every_scan_has_read() -> None:
+    source = Counters({"a": 5, "b": 5}).bound("in")
+    one = SplitPosition("in", {"a": 5, "b": 2}).to_json()
+    two = SplitPosition("in", {"b": 4, "a": 3}).to_json()
+    other = SplitPosition("other", {"a": 1}).to_json()
+    assert source.commit_offsets(logged(one, other, two)) == {}
+    assert source.told == [{"a": 3, "b": 2}]
+    source.commit_offsets(logged(other))
+    assert source.told == [{"a": 3, "b": 2}]
+
+
+def test_a_source_that_cannot_take_note_now_is_asked_again() -> None:
+    class Away(Counters):
+        def committed(self, offsets):
+            raise TimeoutError("away")
+
+    with pytest.raises(SourceUnavailable, match="away") as caught:
+        Away({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
+    assert caught.value.restartable
+
+
+def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
+    class Wrong(Counters):
+        def committed(self, offsets):
+            raise KeyError("nothing")
+
+    with pytest.raises(RepeatableUserError, match="the source 'in' failed when it was told") as caught:
+        Wrong({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
+    assert "nothing" in str(caught.value)
+
+
+def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
+    """Not before there are two: the newest may have to be replayed, from where the one before it ends."""
+
+    class Keeping(Counters):
+        def released(self, offsets):
+            self.told.append(("released", dict(offsets)))
+
+        committed = SplitSource.committed
+
+    job_dir = JobDir(LocalStore(tmp_path))
+    source = Keeping({}).bound("in")
+    source.preflight(None, job_dir, "in")
+    for checkpoint in (1, 2, 3):
+        position = SplitPosition("in", {"a": 10 * checkpoint}).to_json()
+        text = "\n".join(["v1", "{}", json.dumps(position)])
+        staged = StagedBatch(Lineage(0), BatchId(checkpoint), OwnerEpoch(1), 1, (), ())
+        who = (CheckpointId(checkpoint), Verdict.COMMIT, OwnerEpoch(1), 0)
+        decision = Decision(*who, batches=(staged,), offsets_text=text)
+        job_dir.create_decision(decision)
+        source.commit_offsets(logged(position))
+        if checkpoint == 2:
+            (tmp_path / "checkpoints" / "1" / "decision.json").unlink()
+    assert source.told == [("released", {"a": 10}), ("released", {"a": 20})]
+
+
+def test_offsets_without_order_are_told_only_where_scans_agree() -> None:
+    one, two = SplitPosition("in", {"a": "x", "b": "y"}), SplitPosition("in", {"a": "x", "b": "z"})
+    assert lowest_offsets([one, two]) == {"a": "x"} and lowest_offsets([]) == {}
+    assert lowest([one.to_json(), two.to_json()]) == SplitPosition("in", {"a": "x"}).to_json()
+
+
+def test_the_position_is_no_kafka_position() -> None:
+    position = logged(SplitPosition("in", {"a": {"x": 1}, "7": 3}).to_json())
+    assert position.partitions() == {} and position.checkpoint.value == 3
+
+
+def test_another_input_under_the_same_uid_is_refused(tmp_path) -> None:
+    job_dir = JobDir(LocalStore(tmp_path))
+    first, other = (CollectionSource([(n,)], "n LONG").bound("in") for n in (1, 2))
+    assert first.identity(job_dir, "in") == {}
+    first.check_input(job_dir, "in", None)
+    first.limited(RateLimit(records_per_batch=1)).check_input(job_dir, "in", None)
+    assert set(first.identity(job_dir, "in")) == {"source-in"}
+    with pytest.raises(InputLostError, match="the input of source 'in' is another one"):
+        other.check_input(job_dir, "in", None)
+
+
+def test_a_restored_source_goes_on_where_the_savepoint_stood(tmp_path) -> None:
+    position = SplitPosition("in", {"b": 3}).to_json()
+    source = Counters({"a": 1, "b": 4}).bound("in")
+    moved = source.starting_at(SourceStart(position, str(tmp_path / "begin"), "label"))
+    reader = SplitStreamReader(moved, str(tmp_path / "begin"))
+    assert reader.initialOffset() == position and moved._format != source._format
+    assert step(reader, position)[1] == [(3, 0, 3), (0, 1, 0)]
+
+
+# -- bounded --------------------------------------------------------------------------------------------
+def test_a_collection_is_read_whole_and_says_that_it_has_ended(tmp_path) -> None:
+    source = CollectionSource([{"n": 1}, (2,), Row(n=3), 4, None], "n LONG", splits=2)
+    reader = reader_of(source, tmp_path)
+    end, rows = step(reader, reader.initialOffset())
+    assert sorted(rows, key=lambda r: r[1:]) == [(1, 0, 0), (3, 0, 1), (None, 0, 2), (2, 1, 0), (4, 1, 1)]
+    bound = source.bound("in")
+    assert bound.has_ended(logged(end)) and not bound.has_ended(logged(end, reader.initialOffset()))
+    assert not bound.has_ended(logged()) and step(reader, end) == (end, [])
+
+
+def test_an_empty_collection_ends_at_once(tmp_path) -> None:
+    source = CollectionSource([], "n LONG").bound("in")
+    reader = SplitStreamReader(source, str(tmp_path))
+    end, rows = step(reader, reader.initialOffset())
+    assert rows == [] and end != reader.initialOffset() and source.has_ended(logged(end))
+
+
+@pytest.mark.parametrize("value", [("x",), (1, 2), {"m": 1}, 1.5, True, [None, None]])
+def test_a_value_that_does_not_fit_is_named(value) -> None:
+    with pytest.raises(SchemaError, match="record 1 of the collection"):
+        CollectionSource([1, value], "n LONG")
+
+
+def test_a_collection_is_given_as_a_list() -> None:
+    with pytest.raises(ConfigError, match="values is 'abc'"):
+        CollectionSource("abc", "n STRING")
+    with pytest.raises(ConfigError, match="splits"):
+        CollectionSource([1], "n LONG", splits=0)
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+def test_a_micro_batch_keeps_to_its_limit_over_all_splits(tmp_path) -> None:
+    source = Counters({"a": 100, "b": 100, "c": 1}).limited(RateLimit(records_per_batch=4))
+    reader = reader_of(source, tmp_path)
+    position, sizes = reader.initialOffset(), []
+    for _ in range(6):
+        position, rows = step(reader, position)
+        sizes.append(len(rows))
+    assert max(sizes) == 4 and offsets(position)["c"] == 1 and sum(sizes) > 16
+
+
+def test_the_pace_is_kept_over_time_and_saves_up_a_second_at_most() -> None:
+    pace = Pace(RateLimit(records_per_second=10, records_per_batch=6), 0.0)
+    assert pace.allowance(0.05) == 0
+    assert pace.allowance(0.35) == 3
+    pace.took(3)
+    assert pace.allowance(0.40) == 1
+    assert pace.allowance(60.0) == 6
+    pace.took(6)
+    assert pace.allowance(60.0) == 4
+    slow = Pace(RateLimit(records_per_second=0.1), 0.0)
+    assert slow.allowance(9.0) == 0 and slow.allowance(10.5) == 1
+    assert Pace(RateLimit(), 0.0).allowance(1.0) is None
+    assert shares(None, ["a"], 0) == {"a": None} and shares(3, [], 0) == {}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"records_per_second": 0},
+        {"records_per_second": float("nan")},
+        {"records_per_second": float("inf")},
+        {"records_per_second": True},
+        {"records_per_second": "5"},
+        {"records_per_batch": 0},
+        {"records_per_batch": 1.5},
+        {"records_per_batch": None},
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(limits) -> None:
+    with pytest.raises(ConfigError):
+        RateLimit(**limits)
+    assert RateLimit().records_per_batch is UNLIMITED
