@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, Fold
+from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.value_folds import element_reduce
+from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, Columns, element_aggregation
 from flinkish_spark.operators.window_operator import window_operator
-from flinkish_spark.runtime.ddl import ddl_of
+from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
+from flinkish_spark.state import StateTtl
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 
 
@@ -40,3 +47,80 @@ class Windows:
     def create(self, schema: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
         return window_operator(self.spec, self.computation, ddl_of(schema))
+
+
+@dataclass(frozen=True)
+class Reducing:
+    """A running reduction, element by element."""
+
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return ReduceOperator(self.reduce, ddl_of(schema), self.ttl)
+
+
+@dataclass(frozen=True)
+class Aggregating:
+    """A running aggregate of the user's, element by element."""
+
+    aggregate: AggregateFunction
+    accumulator_type: str
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
+
+
+@dataclass(frozen=True)
+class FoldingElements:
+    """A sum, a least or a greatest of a field, element by element."""
+
+    aggregate: ElementAggregate
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        ddl = ddl_of(schema)
+        return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
+
+
+@dataclass(frozen=True)
+class FoldingColumns:
+    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch.
+
+    Parameters
+    ----------
+    columns
+        A fold of an element, or a table of them.
+    """
+
+    columns: ElementAggregate | tuple[AggregateColumn, ...]
+    ttl: StateTtl | None = None
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed; a table of aggregates begins with those keys that are fields.
+
+        Raises
+        ------
+        ConfigError
+            There is no such field, or its type has no such fold.
+        """
+        if not isinstance(self.columns, tuple):
+            return element_aggregation(self.columns, ddl_of(schema))
+        own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
+        return Columns([*own, *self.columns], ddl_of(schema))
+
+
+def fields_of(aggregation: ColumnAggregation) -> T.StructType:
+    """Return the columns that come out of an aggregation."""
+    kind = parse_ddl(aggregation.state_type())
+    if len(aggregation.names) == 1:
+        return T.StructType([T.StructField(aggregation.names[0], kind)])
+    assert isinstance(kind, T.StructType)
+    return kind

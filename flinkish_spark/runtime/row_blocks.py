@@ -10,7 +10,7 @@ Both run in mapInArrow, once per task. Control rows travel beside the blocks; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from flinkish_spark.runtime import columns as C
 PACKED_ROWS = 1 << 18
 #: Sequence of an operator's first row behind the watermark; see :mod:`flinkish_spark.operators.group_run`.
 BEHIND = 1 << 40
+
+#: From rows behind their route to fewer rows.
+Combine = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 _RECORD = int(C.Kind.RECORD)
 #: Columns in front of a row's own.
@@ -150,12 +153,15 @@ class BlockPacker:
         Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
     report
         Who says on each channel how far event time has come, and by which route; None where nobody does.
+    combine
+        Makes fewer rows of those that are held, before they are packed; None where all of them travel.
     rows
         How many rows are held at most before they are packed, give or take one of Spark's batches.
     """
 
     schema: pa.Schema
     report: TimeReport | None = None
+    combine: Combine | None = None
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -173,12 +179,16 @@ class BlockPacker:
                 if self.report is not None:
                     seen.note(records)
             if count >= self.rows:
-                yield packed(held, self.schema)
+                yield self._packed(held)
                 held, count = [], 0
         if held:
-            yield packed(held, self.schema)
+            yield self._packed(held)
         if self.report is not None and seen.latest_ms:
             yield seen.rows(self.report)
+
+    def _packed(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = pa.concat_batches(held)
+        return packed(rows if self.combine is None else self.combine(rows), self.schema)
 
     @staticmethod
     def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -196,9 +206,8 @@ class BlockPacker:
         return records.filter(pa.array(is_record)), rows
 
 
-def packed(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Return blocks of the rows of batches whose first column is the route."""
-    rows = pa.concat_batches(batches)
+def packed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return blocks of rows whose first column is the route."""
     routes = rows.column(0).to_numpy()
     # Numpy sorts 16-bit numbers by radix, several times as fast; most routes are that small.
     narrow = routes.astype(np.uint16) if routes.max(initial=0) < 1 << 16 else routes
