@@ -11,7 +11,7 @@ event time logs a checkpoint and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.json_values import list_of
@@ -168,9 +168,17 @@ class ControlOffset:
                 found = found.raised_to(cls.from_json(offset))
         return found
 
-    def with_checkpoint(self, checkpoint: int) -> ControlOffset:
-        """Return it with another checkpoint."""
-        return replace(self, checkpoint=checkpoint)
+    @classmethod
+    def called_in(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:
+        """Return reporter numbers and key groups that a micro-batch has called, from its logged offsets.
+
+        None of them where a scan had not heard of it yet: what that one runs was not called.
+        """
+        given = [o for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
+        wakes = [TimeOffer.from_json(offset).wake for offset in given]
+        if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
+            return []
+        return wakes[0].rows()
 
 
 def _bits(groups: Iterable[int]) -> str:

@@ -131,6 +131,25 @@ class TimePlan:
                 found.setdefault(numbers[name], set()).add(group)
         return {number: frozenset(groups) for number, groups in sorted(found.items())}
 
+    def silent(
+        self, called: Iterable[tuple[int, int]], reported: Iterable[TimerReport]
+    ) -> tuple[TimerReport, ...]:
+        """Return a report for each key group that was called and reported nothing: it has no timers.
+
+        Without it a group whose state was not restored would be called for ever.
+
+        Parameters
+        ----------
+        called
+            Pairs of reporter number and key group.
+        reported
+            What the micro-batch's tasks reported.
+        """
+        known = {(report.operator, report.group) for report in reported}
+        names = [(name, self.number_of(uid)) for name, uid in self.instances().items()]
+        places = {(name, group) for number, group in called for name, own in names if own == number}
+        return tuple(TimerReport(name, group, None, None) for name, group in sorted(places - known))
+
     def of_plan(self, state: EventTime) -> EventTime:
         """Return a stored state as a job with this plan goes on from it.
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import InternalError
 from flinkish_spark.graph.stream_graph import SourceNode
-from flinkish_spark.protocol.control_offset import TimeOffer, Wake
+from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_facts import AssignerInput, BatchTimes
@@ -164,13 +164,14 @@ class TimeKeeper:
         if not (is_told or inputs or self._plan.is_timed or self._state != _NOTHING):
             return staged
         channels, timers = facts_of(self._plan, staged.acks)
+        called = ControlOffset.called_in(staged.batch.value, logged.sources)
         planned_ms = logged.processing_time_ms
         now_ms = self._clock.wall_ms() if planned_ms is None else planned_ms
         times = BatchTimes(
             self._state.next_processing_time_ms(now_ms),
             channels,
             inputs,
-            timers,
+            (*timers, *self._plan.silent(called, timers)),
             logged.control.time.watermark_ms,
         )
         return replace(staged, acks=without_reports(staged.acks), times=times)

@@ -282,9 +282,21 @@ def test_a_scan_that_was_asked_too_early_calls_in_the_next_micro_batch(tmp_path:
     query.clock.now_ms = 5_000
     query.keeper.wake()
     assert query.plan_next(lagging=[1]) == [[(OPERATOR, 4)], []]
+    # Only the instance of the first scan was called.
     query.stage(timers(4))
     assert query.plan_next() == [[(OPERATOR, 4)], [(OPERATOR, 4)]]
     query.stage(timers(4), also="other")
+    assert not query.is_wanted
+
+
+def test_a_key_group_that_says_nothing_when_it_is_called_has_no_timers(tmp_path: Path) -> None:
+    """Its state may not have been restored; it would be called for ever."""
+    query = Query(tmp_path)
+    query.run(seen(60_000), timers(1, event_ms=5), timers(2, event_ms=70_000))
+    assert query.run() == [(OPERATOR, 1)]
+    assert not query.is_wanted
+    query.run(seen(80_000))
+    assert query.run() == [(OPERATOR, 2)]
     assert not query.is_wanted
 
 
