@@ -22,7 +22,14 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.group_runners import RowShape
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
-from flinkish_spark.runtime.row_blocks import EMITTED, PACKED, BlockPacker, BlockUnpacker, arrow_schema
+from flinkish_spark.runtime.row_blocks import (
+    EMITTED,
+    PACKED,
+    BlockPacker,
+    BlockUnpacker,
+    TimeReport,
+    arrow_schema,
+)
 
 STATE_DDL = "value BINARY"
 
@@ -44,6 +51,10 @@ class KeyedInput:
         Uid of the source whose records are in the first frame; None behind another operator.
     seed
         Key groups and their state, if the lineage begins with state of this operator.
+    number
+        The operator's among those who report to the driver.
+    reports_as
+        The source's, if its records have event times that the driver is told of here.
     """
 
     frames: tuple[DataFrame, ...]
@@ -52,6 +63,8 @@ class KeyedInput:
     origins: Origins
     source: str | None = None
     seed: DataFrame | None = None
+    number: int = 0
+    reports_as: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ def plan_keyed(
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
         origins=given.origins,
+        reporter=given.number,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
@@ -161,23 +175,34 @@ def _routed(given: KeyedInput, transport: _Transport, routing: Routing) -> DataF
     """Send a record, packed, to its key group's route, and a barrier to every partition of the operator."""
     group = F.pmod(F.col(C.KEY_HASH), F.lit(routing.max_parallelism)).cast("int")
     own_route = F.element_at(_int_array(routing.of_group), group + 1)
-    all_barriers = _int_array(routing.of_barrier)
-    packer, names = BlockPacker(arrow_schema(transport.schema)), transport.schema.names
+    names = transport.schema.names
+    report = None if given.reports_as is None else TimeReport(given.reports_as, routing.of_barrier[0])
+    packer = BlockPacker(arrow_schema(transport.schema), report=report)
     if len(given.frames) == 2:
         records, barriers = given.frames
         sent = _named(records.select(*transport.columns), given.source)
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
         packed = sent.select(own_route.alias(C.ROUTE), *names).mapInArrow(packer, PACKED)
-        spread = barriers.select(F.explode(all_barriers).alias(C.ROUTE), *C.CONTROL, no_block)
+        spread = barriers.select(
+            F.explode(_control_routes(given, routing)).alias(C.ROUTE), *C.CONTROL, no_block
+        )
         return packed.unionByName(named_scan(spread, ScanRole.BARRIERS))
     (both,) = given.frames
     sent = _named(both.select(C.KIND, C.CHECKPOINT, *transport.columns), given.source)
-    routes = F.when(F.col(C.KIND) == int(C.Kind.RECORD), F.array(own_route))
-    # Reports to the driver only pass by: one partition will do.
-    routes = routes.when(F.col(C.KIND) == int(C.Kind.BARRIER), all_barriers)
-    routes = routes.otherwise(_int_array(routing.of_barrier[:1]))
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    routes = F.when(is_record, F.array(own_route)).otherwise(_control_routes(given, routing))
     spread = sent.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
     return spread.mapInArrow(packer, PACKED)
+
+
+def _control_routes(given: KeyedInput, routing: Routing) -> Column:
+    """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
+    kind = F.col(C.KIND)
+    is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == given.number)
+    called = F.element_at(_int_array(routing.of_group), F.col(C.SEQUENCE).cast("int") + 1)
+    routes = F.when(kind == int(C.Kind.BARRIER), _int_array(routing.of_barrier))
+    # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
+    return routes.when(is_own_call, F.array(called)).otherwise(_int_array(routing.of_barrier[:1]))
 
 
 def _named(frame: DataFrame, source: str | None) -> DataFrame:

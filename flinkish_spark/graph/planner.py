@@ -35,7 +35,7 @@ from flinkish_spark.graph.stream_graph import (
     TimedNode,
     TransformNode,
 )
-from flinkish_spark.graph.times import plan_times
+from flinkish_spark.graph.times import plan_times, reporters
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.scans import Chain, PlanLayout, ScanRole
@@ -219,6 +219,7 @@ class Planner:
                 why="a transform behind a keyed operator runs on the evaluated micro-batch",
                 what_to_do="move the transform into the function of the operator before it",
             )
+        is_timed = isinstance(parent, RecordStream) and C.TIME in parent.records.columns
         if isinstance(parent, RecordStream):
             frames: tuple[DataFrame, ...] = (parent.records, parent.barriers)
             if parent.marked is not None and all(isinstance(key, str) for key in node.keys):
@@ -227,7 +228,13 @@ class Planner:
             given = KeyedInput(frames, parent.schema, parent.channels, parent.origins, parent.source)
         else:
             given = KeyedInput((parent.alone(),), parent.schema, parent.channels, Origins())
-        given = replace(given, seed=self._beginning.state_of(self._spark, node.uid, chain))
+        numbers = [one.uid for one in reporters(self._graph)]
+        given = replace(
+            given,
+            seed=self._beginning.state_of(self._spark, node.uid, chain),
+            number=numbers.index(node.uid),
+            reports_as=numbers.index(parent.source) if is_timed else None,
+        )
         planned = plan_keyed(node, given, self._partitions, self._graph.sides_of(node))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()

@@ -145,8 +145,8 @@ class KeyedOperator:
         A barrier held back is missing at the sinks, which declines the checkpoint there.
         """
         kinds = frame[C.KIND].to_numpy()
-        reports = frame[kinds >= C.FIRST_REPORT][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
-        for kind, first, channel, second in reports.to_numpy().tolist():
+        passing = frame[kinds != int(C.Kind.BARRIER)][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
+        for kind, first, channel, second in passing.to_numpy().tolist():
             yield _Out(kind, first, channel, second)
         barriers = frame[kinds == int(C.Kind.BARRIER)]
         channels = barriers[C.CHANNEL].to_numpy(dtype=np.int64).tolist()

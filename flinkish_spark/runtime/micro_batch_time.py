@@ -23,7 +23,7 @@ CHECKPOINT_PROPERTY = "flinkish.checkpoint"
 #: Spark's own: the micro-batch's number.
 _BATCH_PROPERTY = "streaming.sql.batchId"
 #: Member of the control source's offset.
-WATERMARK_KEY = "watermark"
+WATERMARK_KEY = "flinkish:watermark"
 
 
 def progress_of_task() -> Progress:
