@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flinkish_spark.answers import AnswerKind, CheckpointAnswer, PendingAnswer
     from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.config import CheckpointConfig, CheckpointingMode
-    from flinkish_spark.datastream import DataStream, KeyedStream
+    from flinkish_spark.datastream import DataStream
     from flinkish_spark.drop_in import register
     from flinkish_spark.environment import StreamExecutionEnvironment
     from flinkish_spark.errors import FlinkishError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flinkish_spark.job_client import JobClient
     from flinkish_spark.kafka.barrier_records import BarrierRecords
     from flinkish_spark.kafka.delivery import DeliveryGuarantee, RecordHeaders
+    from flinkish_spark.keyed_stream import KeyedStream
     from flinkish_spark.manifests.delta import DeltaManifest
     from flinkish_spark.manifests.kafka import KafkaManifest
     from flinkish_spark.operators.elements import OutputTag, TimeDomain
@@ -132,7 +133,8 @@ _PUBLIC = {
     "answers": ("AnswerKind", "CheckpointAnswer", "PendingAnswer"),
     "chaining.upstream": ("UpstreamJob",),
     "config": ("CheckpointConfig", "CheckpointingMode"),
-    "datastream": ("DataStream", "KeyedStream"),
+    "datastream": ("DataStream",),
+    "keyed_stream": ("KeyedStream",),
     "drop_in": ("register",),
     "environment": ("StreamExecutionEnvironment",),
     "errors": ("FlinkishError",),

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import GraphError, SchemaError, UserFunctionError
-from flinkish_spark.functions import KeyedProcessFunction
-from flinkish_spark.graph.declared import check_max_parallelism, output_schema
-from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.declared import check_can_be_sent, output_schema
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.graph.stream_graph import (
     KeyedNode,
@@ -22,19 +20,15 @@ from flinkish_spark.graph.stream_graph import (
     base_of,
     is_behind_keys,
 )
+from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.elements import OutputTag
-from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.sinks.base import Sink
 from flinkish_spark.watermark_strategy import WatermarkStrategy
-from flinkish_spark.windowed_stream import WindowedStream
-from flinkish_spark.windows.assigners import WindowAssigner
-from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from flinkish_spark.environment import StreamExecutionEnvironment
-    from flinkish_spark.graph.stream_graph import KeyedFunction
 
 
 class DataStream:
@@ -247,129 +241,3 @@ class DataStream:
         from flinkish_spark.graph.planner import plan_records
 
         return plan_records(self._environment.spark, self._environment.graph, self._node)
-
-
-class KeyedStream:
-    """A stream partitioned by key; :meth:`process` gives it a function with state."""
-
-    def __init__(
-        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[str | Column, ...]
-    ) -> None:
-        self._environment = environment
-        self._node = node
-        self._keys = keys
-
-    def process(
-        self,
-        function: KeyedProcessFunction | VectorizedProcessFunction,
-        *,
-        output: str | T.StructType | None = None,
-        uid: str,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
-        """Process the elements of each key one after the other.
-
-        Parameters
-        ----------
-        function
-            Serialised here, once; must not hold a session, a lock or a connection.
-        output
-            Fields of the emitted rows, as DDL or StructType; by default what the hint of
-            `process_element` says, for example ``Iterator[Total]`` with a dataclass.
-        uid
-            Stable name of this operator; its state is found again by it.
-        max_parallelism
-            Number of key groups; fixed for the life of the state. The environment's by default.
-
-        Raises
-        ------
-        ConfigError
-            The number of key groups is out of range.
-        GraphError
-            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
-        UserFunctionError
-            The function cannot be serialised.
-        SchemaError
-            The output type is not a list of fields.
-        """
-        _check_function(function, uid)
-        if output is None and isinstance(function, KeyedProcessFunction):
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
-        if output is None:
-            raise SchemaError(
-                f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
-            )
-        return self._keyed(function, output, uid, max_parallelism)
-
-    def window(self, assigner: WindowAssigner) -> WindowedStream:
-        """Divide each key's elements into windows.
-
-        Parameters
-        ----------
-        assigner
-            For example ``TumblingEventTimeWindows(60_000)``, of `flinkish_spark.windows`.
-
-        Raises
-        ------
-        ConfigError
-            It is no assigner.
-        """
-        return WindowedStream(self, WindowSpec(assigner))
-
-    def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
-        """Divide each key's elements into windows of so many.
-
-        Parameters
-        ----------
-        count
-            Elements in a window.
-        slide
-            A window over the last `count` elements at each so many more; by default they do not overlap.
-        """
-        return WindowedStream(
-            self, count_window(count) if slide is None else sliding_count_window(count, slide)
-        )
-
-    def _keyed(
-        self,
-        function: KeyedFunction,
-        output: str | T.StructType | None,
-        uid: str,
-        max_parallelism: int | None,
-    ) -> DataStream:
-        """Add an operator to the graph; `output` None stands for the fields of the input."""
-        graph = self._environment.graph
-        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
-        check_max_parallelism(groups)
-        _check_serialisable(function, uid)
-        fields = None if output is None else output_schema(output, uid)
-        node = KeyedNode(graph.check_uid(uid), self._node, self._keys, function, fields, groups)
-        graph.operators.append(node)
-        return DataStream(self._environment, node)
-
-
-def _check_function(function: object, uid: str) -> None:
-    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
-        raise GraphError(
-            f"process() of '{uid}' got a {type(function).__name__}",
-            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
-        )
-
-
-def _check_serialisable(function: object, uid: str) -> None:
-    check_can_be_sent(function, "of operator", uid)
-
-
-def check_can_be_sent(function: object, what: str, uid: str) -> None:
-    """Raise UserFunctionError if a function of the user's cannot be serialised."""
-    from pyspark import cloudpickle
-
-    try:
-        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise UserFunctionError(
-            f"the function {what} '{uid}' cannot be sent to the workers",
-            why=f"{type(error).__name__}: {error}",
-            what_to_do="make sessions, locks and connections in open(), not in __init__",
-            uid=uid,
-        ) from error

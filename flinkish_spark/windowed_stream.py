@@ -23,7 +23,8 @@ from flinkish_spark.windows.spec import (
 from flinkish_spark.windows.triggers import Trigger
 
 if TYPE_CHECKING:
-    from flinkish_spark.datastream import DataStream, KeyedStream
+    from flinkish_spark.datastream import DataStream
+    from flinkish_spark.keyed_stream import KeyedStream
 
 
 class WindowedStream:

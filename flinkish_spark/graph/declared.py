@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 
@@ -50,3 +50,18 @@ def check_field_names(schema: T.StructType, what: str) -> None:
         if name.lower() in seen:
             raise SchemaError(f"{what} has the field '{name}' twice", what_to_do="rename one of them")
         seen.add(name.lower())
+
+
+def check_can_be_sent(function: object, what: str, uid: str) -> None:
+    """Raise UserFunctionError if a function of the user's cannot be serialised."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UserFunctionError(
+            f"the function {what} '{uid}' cannot be sent to the workers",
+            why=f"{type(error).__name__}: {error}",
+            what_to_do="make sessions, locks and connections in open(), not in __init__",
+            uid=uid,
+        ) from error

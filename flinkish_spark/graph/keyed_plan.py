@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -13,12 +13,15 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from flinkish_spark.bridge.plan_layout import named_operator, named_scan
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedProcessFunction
+from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, MergePartials
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.combining import Combiner
 from flinkish_spark.runtime.group_runners import RowShape
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
@@ -30,6 +33,7 @@ from flinkish_spark.runtime.row_blocks import (
     TimeReport,
     arrow_schema,
 )
+from flinkish_spark.state import StateTtl
 
 STATE_DDL = "value BINARY"
 
@@ -107,26 +111,28 @@ def plan_keyed(
     routing = Routing(node.max_parallelism, partitions)
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in node.keys]
     transport = _transport(node, given, keys)
-    rows = _routed(given, transport, routing)
+    folded = _folded(node, given, transport)
+    sent = transport if folded is None else folded.transport
+    rows = _routed(given, transport, routing, folded)
     if given.seed is not None:
         rows = _seeded(rows, given.seed, node.uid, routing)
-    main = given.schema if node.output is None else node.output
+    main = _main_output(node, given, folded)
     outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
     shape = RowShape(
-        fields=tuple(given.schema.names),
-        field_columns=transport.field_names,
-        key_columns=transport.key_names,
-        key_types=transport.key_types,
+        fields=tuple(given.schema.names if folded is None else folded.aggregation.names),
+        field_columns=sent.field_names,
+        key_columns=sent.key_names,
+        key_types=sent.key_types,
         outputs=outputs,
         side_names=tuple(side.tag.name for side in sides),
         is_behind_operator=given.source is None,
-        with_times=C.TIME in transport.schema.names,
+        with_times=C.TIME in sent.schema.names,
     )
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
-        operator=_operator(node, given.schema, has_times=shape.with_times),
-        input_schema=arrow_schema(transport.schema),
+        operator=_operator(node, given.schema, folded, has_times=shape.with_times),
+        input_schema=arrow_schema(sent.schema),
         shape=shape,
         upstream_channels=given.channels,
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
@@ -141,7 +147,7 @@ def plan_keyed(
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
         named_operator(frame, node.uid),
-        tuple(kind.simpleString() for kind in transport.key_types),
+        tuple(kind.simpleString() for kind in sent.key_types),
         tuple(tuple(fields.names) for fields in outputs),
         main,
     )
@@ -154,10 +160,52 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
     )
 
 
+@dataclass(frozen=True)
+class _Folded:
+    """An aggregate that is computed in part before the shuffle, and what then goes through it."""
+
+    aggregation: ColumnAggregation
+    combiner: Combiner
+    transport: _Transport
+    ttl: StateTtl | None
+
+
+def _folded(node: KeyedNode, given: KeyedInput, transport: _Transport) -> _Folded | None:
+    if not isinstance(node.function, FoldingColumns):
+        return None
+    names = tuple(key for key in node.keys if isinstance(key, str))
+    aggregation = node.function.aggregation(given.schema, names)
+    control = [f for f in transport.schema if f.name.startswith(C.PREFIX)]
+    own = {f.name: f for f in transport.schema}
+    keys = [own[name] for name in dict.fromkeys(transport.key_names)]
+    partials = [T.StructField(f"p{at}", f.dataType) for at, f in enumerate(fields_of(aggregation))]
+    kept = (C.ROUTE, *(f.name for f in (*control, *keys)))
+    fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
+    return _Folded(
+        aggregation,
+        Combiner(aggregation, kept, transport.key_names, fields),
+        replace(
+            transport,
+            schema=T.StructType([*control, *keys, *partials]),
+            field_names=tuple(f.name for f in partials),
+        ),
+        node.function.ttl,
+    )
+
+
+def _main_output(node: KeyedNode, given: KeyedInput, folded: _Folded | None) -> T.StructType:
+    if node.output is not None:
+        return node.output
+    return given.schema if folded is None else fields_of(folded.aggregation)
+
+
 def _operator(
-    node: KeyedNode, schema: T.StructType, *, has_times: bool
+    node: KeyedNode, schema: T.StructType, folded: _Folded | None, *, has_times: bool
 ) -> KeyedStreamOperator | VectorizedProcessFunction:
     function = node.function
+    if folded is not None:
+        return MergePartials(folded.aggregation, folded.ttl)
+    assert not isinstance(function, FoldingColumns)
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
     if isinstance(function, VectorizedProcessFunction):
@@ -171,13 +219,15 @@ def _operator(
     return function.create(schema)
 
 
-def _routed(given: KeyedInput, transport: _Transport, routing: Routing) -> DataFrame:
+def _routed(given: KeyedInput, transport: _Transport, routing: Routing, folded: _Folded | None) -> DataFrame:
     """Send a record, packed, to its key group's route, and a barrier to every partition of the operator."""
     group = F.pmod(F.col(C.KEY_HASH), F.lit(routing.max_parallelism)).cast("int")
     own_route = F.element_at(_int_array(routing.of_group), group + 1)
     names = transport.schema.names
     report = None if given.reports_as is None else TimeReport(given.reports_as, routing.of_barrier[0])
-    packer = BlockPacker(arrow_schema(transport.schema), report=report)
+    packer = BlockPacker(arrow_schema(transport.schema), report)
+    if folded is not None:
+        packer = BlockPacker(arrow_schema(folded.transport.schema), report, folded.combiner)
     if len(given.frames) == 2:
         records, barriers = given.frames
         sent = _named(records.select(*transport.columns), given.source)

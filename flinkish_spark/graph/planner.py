@@ -219,8 +219,11 @@ class Planner:
                 why="a transform behind a keyed operator runs on the evaluated micro-batch",
                 what_to_do="move the transform into the function of the operator before it",
             )
-        is_timed = isinstance(parent, RecordStream) and C.TIME in parent.records.columns
+        numbers = [one.uid for one in reporters(self._graph)]
+        reports_as = None
         if isinstance(parent, RecordStream):
+            if C.TIME in parent.records.columns:
+                reports_as = numbers.index(parent.source)
             frames: tuple[DataFrame, ...] = (parent.records, parent.barriers)
             if parent.marked is not None and all(isinstance(key, str) for key in node.keys):
                 # An expression of the user's must not see barriers, which have no fields.
@@ -228,12 +231,11 @@ class Planner:
             given = KeyedInput(frames, parent.schema, parent.channels, parent.origins, parent.source)
         else:
             given = KeyedInput((parent.alone(),), parent.schema, parent.channels, Origins())
-        numbers = [one.uid for one in reporters(self._graph)]
         given = replace(
             given,
             seed=self._beginning.state_of(self._spark, node.uid, chain),
             number=numbers.index(node.uid),
-            reports_as=numbers.index(parent.source) if is_timed else None,
+            reports_as=reports_as,
         )
         planned = plan_keyed(node, given, self._partitions, self._graph.sides_of(node))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from flinkish_spark.functions import KeyedProcessFunction
-    from flinkish_spark.graph.operator_factories import OperatorFactory
+    from flinkish_spark.graph.operator_factories import FoldingColumns, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
     from flinkish_spark.sinks.base import Sink
     from flinkish_spark.sources.base import Source
     from flinkish_spark.watermark_strategy import WatermarkStrategy
 
-    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | OperatorFactory
+    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | OperatorFactory | FoldingColumns
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,260 @@
+"""Keyed streams as a user writes them: what is done with the elements of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+from pyspark.sql import types as T
+
+from flinkish_spark.aggregates import (
+    AggregateColumn,
+    ElementAggregate,
+    ElementChoice,
+    Emit,
+    FieldAggregate,
+    Fold,
+    Ties,
+)
+from flinkish_spark.errors import ConfigError, GraphError, SchemaError
+from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
+from flinkish_spark.graph.declared import check_can_be_sent, check_max_parallelism, output_schema
+from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
+from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.stream_graph import KeyedNode, StreamNode
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.state import StateTtl
+from flinkish_spark.windowed_stream import WindowedStream
+from flinkish_spark.windows.assigners import WindowAssigner
+from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_window
+
+if TYPE_CHECKING:
+    from flinkish_spark.datastream import DataStream
+    from flinkish_spark.environment import StreamExecutionEnvironment
+    from flinkish_spark.graph.stream_graph import KeyedFunction
+
+
+class KeyedStream:
+    """A stream partitioned by key; :meth:`process` gives it a function with state."""
+
+    def __init__(
+        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[str | Column, ...]
+    ) -> None:
+        self._environment = environment
+        self._node = node
+        self._keys = keys
+
+    def process(
+        self,
+        function: KeyedProcessFunction | VectorizedProcessFunction,
+        *,
+        output: str | T.StructType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process the elements of each key one after the other.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once; must not hold a session, a lock or a connection.
+        output
+            Fields of the emitted rows, as DDL or StructType; by default what the hint of
+            `process_element` says, for example ``Iterator[Total]`` with a dataclass.
+        uid
+            Stable name of this operator; its state is found again by it.
+        max_parallelism
+            Number of key groups; fixed for the life of the state. The environment's by default.
+
+        Raises
+        ------
+        ConfigError
+            The number of key groups is out of range.
+        GraphError
+            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
+        UserFunctionError
+            The function cannot be serialised.
+        SchemaError
+            The output type is not a list of fields.
+        """
+        _check_function(function, uid)
+        if output is None and isinstance(function, KeyedProcessFunction):
+            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+        if output is None:
+            raise SchemaError(
+                f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
+            )
+        return self._keyed(function, output, uid, max_parallelism)
+
+    def reduce(
+        self,
+        reduce: ReduceFunction | Callable[[Any, Any], Any],
+        *,
+        uid: str,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit, for each element, what all elements of its key so far are reduced to.
+
+        Parameters
+        ----------
+        reduce
+            From two elements to one of the same fields.
+        ttl
+            How long a key's value lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+        """
+        return self._keyed(Reducing(reduce, ttl), None, uid, max_parallelism)
+
+    def aggregate(
+        self,
+        aggregate: AggregateFunction,
+        *,
+        accumulator: str,
+        output: str | T.StructType,
+        uid: str,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit, for each element, the result of its key's accumulator; not if that is None.
+
+        Parameters
+        ----------
+        aggregate
+            The function.
+        accumulator
+            Type of the accumulator, as DDL.
+        output
+            Fields of the result.
+        ttl
+            How long an accumulator lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+        """
+        return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
+
+    def sum(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+        """Emit each key's first element with the sum of a field of all.
+
+        Parameters
+        ----------
+        field
+            Nulls are left out; a sum that leaves the field's type stops the job.
+        emit
+            For each element, as in Flink, or once per key and micro-batch, many times as fast.
+        uid
+            As of :meth:`process`.
+        """
+        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit)
+
+    def min(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+        """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
+        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit)
+
+    def max(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+        """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
+        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit)
+
+    def min_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, emit: Emit = Emit.PER_ELEMENT
+    ) -> DataStream:
+        """Emit each key's element whose field is the least; of several, the one that `ties` says."""
+        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit)
+
+    def max_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, emit: Emit = Emit.PER_ELEMENT
+    ) -> DataStream:
+        """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
+        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit)
+
+    def fold(self, *columns: AggregateColumn, uid: str, ttl: StateTtl | None = None) -> DataStream:
+        """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
+
+        Computed over columns, most of it before the shuffle.
+
+        Parameters
+        ----------
+        columns
+            For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
+            fields, do not come out.
+        ttl
+            How long a key's row lives; None: for ever.
+        uid
+            As of :meth:`process`.
+
+        Raises
+        ------
+        ConfigError
+            There is no column, or something else among them.
+        """
+        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
+            raise ConfigError(
+                f"fold() of '{uid}' got {columns!r}",
+                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
+            )
+        return self._keyed(FoldingColumns(columns, ttl), None, uid, None)
+
+    def _folding(self, aggregate: ElementAggregate, uid: str, emit: Emit) -> DataStream:
+        match emit:
+            case Emit.PER_ELEMENT:
+                return self._keyed(FoldingElements(aggregate), None, uid, None)
+            case Emit.PER_KEY:
+                return self._keyed(FoldingColumns(aggregate), None, uid, None)
+
+    def window(self, assigner: WindowAssigner) -> WindowedStream:
+        """Divide each key's elements into windows.
+
+        Parameters
+        ----------
+        assigner
+            For example ``TumblingEventTimeWindows(60_000)``, of `flinkish_spark.windows`.
+
+        Raises
+        ------
+        ConfigError
+            It is no assigner.
+        """
+        return WindowedStream(self, WindowSpec(assigner))
+
+    def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
+        """Divide each key's elements into windows of so many.
+
+        Parameters
+        ----------
+        count
+            Elements in a window.
+        slide
+            A window over the last `count` elements at each so many more; by default they do not overlap.
+        """
+        return WindowedStream(
+            self, count_window(count) if slide is None else sliding_count_window(count, slide)
+        )
+
+    def _keyed(
+        self,
+        function: KeyedFunction,
+        output: str | T.StructType | None,
+        uid: str,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        """Add an operator to the graph; `output` None stands for the fields of the input."""
+        graph = self._environment.graph
+        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
+        check_max_parallelism(groups)
+        check_can_be_sent(function, "of operator", uid)
+        fields = None if output is None else output_schema(output, uid)
+        node = KeyedNode(graph.check_uid(uid), self._node, self._keys, function, fields, groups)
+        graph.operators.append(node)
+        from flinkish_spark.datastream import DataStream  # the two make each other
+
+        return DataStream(self._environment, node)
+
+
+def _check_function(function: object, uid: str) -> None:
+    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
+        raise GraphError(
+            f"process() of '{uid}' got a {type(function).__name__}",
+            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
+        )
