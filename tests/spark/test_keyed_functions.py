@@ -22,6 +22,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
+from flinkish_spark.aggregates import AggregateColumn, Emit, Fold
 from flinkish_spark.operators.vectorized import count_by_key, sum_by_key
 from tests.support import await_that, environment, rows
 
@@ -195,3 +196,34 @@ def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any
     assert ann["at"].astimezone(datetime.UTC) == AT
     assert set(by_user[None].asDict().values()) == {None}
     assert math.isnan(by_user["nan"]["share"]) and by_user["nan"]["amount"] is None
+
+
+def test_running_aggregates_one_by_one_and_folded_before_the_shuffle(spark: Any, tmp_path: Any) -> None:
+    given = [("ann", 1), ("ben", 4), ("ann", 6), (None, 7), ("ben", None)]
+    more = [("ann", 10), (None, 1), ("ann", -2)]
+    feed(tmp_path / "in", "0", [{"user": u, "amount": a} for u, a in given])
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+    frame = spark.readStream.schema("user STRING, amount LONG").json(str(tmp_path / "in"))
+    keyed = env.from_dataframe(frame, uid="files").key_by("user")
+    names = ("sums", "folded", "table", "least", "reduced")
+    sinks = {name: memory(tmp_path, name) for name in names}
+    keyed.sum("amount", uid="sums").sink_to(sinks["sums"], uid="sums-out")
+    keyed.sum("amount", uid="folded", emit=Emit.PER_KEY).sink_to(sinks["folded"], uid="folded-out")
+    columns = [AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("n", Fold.COUNT)]
+    keyed.fold(*columns, uid="table").sink_to(sinks["table"], uid="table-out")
+    keyed.min_by("amount", uid="least", emit=Emit.PER_KEY).sink_to(sinks["least"], uid="least-out")
+    keyed.reduce(lambda a, b: b, uid="reduced").sink_to(sinks["reduced"], uid="reduced-out")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "reduced-out") == len(given), client)
+    feed(tmp_path / "in", "1", [{"user": u, "amount": a} for u, a in more])
+    await_that(lambda: rows(client, "reduced-out") == len(given + more), client)
+    client.stop_with_checkpoint()
+    client.wait()
+    found = {name: [tuple(row) for row in sink.rows()] for name, sink in sinks.items()}
+    assert [row[1] for row in found["sums"] if row[0] == "ann"] == [1, 7, 17, 15]
+    assert set(found["folded"]) == {("ann", 7), ("ben", 4), (None, 7), ("ann", 15), (None, 8)}
+    assert len(found["folded"]) == 5
+    assert ("ann", 7, 2) in found["table"] and ("ann", 15, 4) in found["table"]
+    assert ("ben", 4, 2) in found["table"]
+    assert found["least"][-1] in [("ann", -2), (None, 1)] and ("ann", -2) in found["least"]
+    assert sorted(found["reduced"], key=str) == sorted(given + more, key=str)

@@ -1,0 +1,70 @@
+"""Aggregates in two steps without Spark: partial rows in front of the shuffle, merged in the key group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.aggregates import AggregateColumn, FieldAggregate, Fold
+from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
+from flinkish_spark.operators.vectorized_aggregates import MergePartials
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.combining import Combiner
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema
+from tests.unit.test_keyed_operator import State, emitted, operator, records
+
+INPUT = parse_ddl("user STRING, amount LONG")
+CONTROL = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE)]
+KEY = T.StructField("c0", T.StringType())
+
+
+def folding(columns):
+    """A packer with a combiner, and the operator behind it."""
+    assert isinstance(INPUT, T.StructType)
+    aggregation = FoldingColumns(columns).aggregation(INPUT, ("user",))
+    fields = fields_of(aggregation)
+    partials = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(fields)]
+    schema = arrow_schema([*CONTROL, KEY, *partials])
+    kept = (C.ROUTE, *(field.name for field in CONTROL), "c0")
+    combiner = Combiner(aggregation, kept, ("c0",), (("c0", "user"), ("c1", "amount")))
+    op = operator()
+    shape = replace(
+        op.spec.shape,
+        fields=tuple(aggregation.names),
+        field_columns=tuple(field.name for field in partials),
+        outputs=(fields,),
+    )
+    op.spec = replace(op.spec, operator=MergePartials(aggregation), input_schema=schema, shape=shape)
+    return BlockPacker(schema, combine=combiner), op
+
+
+def run(packer, op, batches, state):
+    frames = [packed.to_pandas() for packed in packer(iter(batches))]
+    return [
+        tuple(row.values())[4:] for row in emitted(op, frames, state) if row[C.KIND] == int(C.Kind.RECORD)
+    ]
+
+
+def test_a_table_of_folds_begins_with_the_key() -> None:
+    columns = (AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("n", Fold.COUNT))
+    (packer, op), state = folding(columns), State()
+    given = [records([("a", 1), ("b", 2), ("a", 4)]), records([("a", 8), (None, None)], channel=1)]
+    assert sorted(run(packer, op, given, state), key=str) == [("a", 13, 3), ("b", 2, 1), (None, None, 1)]
+    again = run(packer, op, [records([(None, 5), ("a", 1)])], state)
+    assert sorted(again, key=str) == [("a", 14, 4), (None, 5, 2)]
+
+
+def test_one_row_per_key_travels() -> None:
+    packer, _ = folding((AggregateColumn("n", Fold.COUNT),))
+    (packed,) = packer(iter([records([("a", n) for n in range(1000)])]))
+    (block,) = packed.column(C.BLOCK)
+    assert pa.ipc.read_record_batch(pa.py_buffer(block.as_buffer()), packer.schema).num_rows == 1
+
+
+def test_a_sum_of_elements_keeps_the_first_ones_other_fields() -> None:
+    (packer, op), state = folding(FieldAggregate(Fold.SUM, "amount")), State()
+    assert run(packer, op, [records([("a", 1), ("a", 4)])], state) == [("a", 5)]
+    assert run(packer, op, [records([("a", 1)])], state) == [("a", 6)]
