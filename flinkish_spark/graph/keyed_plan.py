@@ -230,9 +230,11 @@ def _routed(given: KeyedInput, transport: _Transport, routing: Routing, folded: 
         packer = BlockPacker(arrow_schema(folded.transport.schema), report, folded.combiner)
     if len(given.frames) == 2:
         records, barriers = given.frames
-        sent = _named(records.select(*transport.columns), given.source)
+        # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
+        marks = [C.MARK] if C.MARK in records.columns else []
+        sent = _named(records.select(*transport.columns, *marks), given.source)
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
-        packed = sent.select(own_route.alias(C.ROUTE), *names).mapInArrow(packer, PACKED)
+        packed = sent.select(own_route.alias(C.ROUTE), *names, *marks).mapInArrow(packer, PACKED)
         spread = barriers.select(
             F.explode(_control_routes(given, routing)).alias(C.ROUTE), *C.CONTROL, no_block
         )

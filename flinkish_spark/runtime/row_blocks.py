@@ -110,7 +110,10 @@ class TimeReport:
 
 
 class _TimesSeen:
-    """The latest event time of each channel in a task, and how many records came with one."""
+    """The latest event time of each channel in a task, and how many records came with one.
+
+    Where a generator of the user's makes the watermarks, its marks stand in place of the times.
+    """
 
     def __init__(self) -> None:
         self.latest_ms: dict[int, int] = {}
@@ -118,9 +121,10 @@ class _TimesSeen:
 
     def note(self, records: pa.RecordBatch) -> None:
         """Look at records; those without a time say nothing."""
-        times = records.column(C.TIME)
+        name = C.MARK if C.MARK in records.schema.names else C.TIME
+        times = records.column(name)
         timed = records.filter(times.is_valid()) if times.null_count else records
-        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(C.TIME).to_numpy()
+        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
         for channel in np.unique(channels).tolist():
             own = ms[channels == channel]
             self.latest_ms[channel] = max(int(own.max()), self.latest_ms.get(channel, int(own[0])))
@@ -174,10 +178,10 @@ class BlockPacker:
             if control is not None:
                 yield control
             if records.num_rows:
-                held.append(records)
-                count += records.num_rows
                 if self.report is not None:
                     seen.note(records)
+                held.append(without_marks(records))
+                count += records.num_rows
             if count >= self.rows:
                 yield self._packed(held)
                 held, count = [], 0
@@ -204,6 +208,11 @@ class BlockPacker:
         nothing = pa.array([b""] * control.num_rows, pa.binary())
         rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
         return records.filter(pa.array(is_record)), rows
+
+
+def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records as they travel: marks are for the report alone."""
+    return records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records
 
 
 def packed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -165,6 +165,18 @@ class EndsAtOffsets(StartsAtOffsets):
             for partition, end in partitions.items()
         )
 
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the partitions that are not at their end: the others bring nothing any more."""
+        ends, read = self._known_ends, position.kafka(frozenset(self.topics))
+        if ends is None:
+            return self.channels_of(read)
+        return self.channels_of(
+            {
+                topic: [p for p, at in found.items() if at < ends.get(topic, {}).get(str(p), 0)]
+                for topic, found in read.items()
+            }
+        )
+
     def check_end(self, admin: KafkaAdmin) -> None:
         """Raise ConfigError if the end does not fit the topics. Called before anything starts."""
         if self.ending is not None:

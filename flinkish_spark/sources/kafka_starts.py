@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Self
 
@@ -56,13 +56,16 @@ class StartsAtOffsets(Source):
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
         """Return the partitions, by the number that their records have as their channel."""
-        found = position.kafka(frozenset(self.topics))
+        return self.channels_of(position.kafka(frozenset(self.topics)))
+
+    def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
+        """Return the channels of partitions by topic."""
         if len(self.topics) == 1:
-            return frozenset(found.get(self.topics[0], {}))
+            return frozenset(partitions.get(self.topics[0], ()))
         return frozenset(
             (index << 32) + partition
             for index, topic in enumerate(self.topics)
-            for partition in found.get(topic, {})
+            for partition in partitions.get(topic, ())
         )
 
     def starting_at_offsets(self, otherwise: str) -> str:

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import JobStatus, KeyedProcessFunction, MemorySink, WatermarkStrategy
+from flinkish_spark import (
+    JobStatus,
+    KeyedProcessFunction,
+    MemorySink,
+    WatermarkGenerator,
+    WatermarkStrategy,
+)
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.dataframe import DataFrameSource
@@ -128,3 +134,29 @@ def test_behind_the_end_of_its_input_a_job_fires_all_timers_and_ends(spark: Any,
     assert client.status is JobStatus.FINISHED
     fired = {row["user"]: row["clock"] for row in sink.rows() if row["what"] == "fired"}
     assert fired.keys() == {"ann", "ben"} and fired["ben"] == MAX_WATERMARK_MS
+
+
+class Behind(WatermarkGenerator):
+    """Says that records come up to five seconds late."""
+
+    def on_event(self, event: Any, timestamp_ms: int) -> int | None:
+        return timestamp_ms - 5_000 if event.user != "nobody" else None
+
+
+def test_a_generator_of_the_users_says_how_far_event_time_is(spark: Any, tmp_path: Path) -> None:
+    feed(tmp_path / "in", "0", ("ann", 10_000), ("cid", 16_500), ("nobody", 90_000))
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
+    files = spark.readStream.schema("user STRING, at LONG").json(str(tmp_path / "in"))
+    strategy = WatermarkStrategy.for_generator(Behind).with_timestamp_assigner(
+        lambda record, known: record.at
+    )
+    timed = env.from_dataframe(files, uid="files").assign_timestamps_and_watermarks(strategy)
+    output = "user STRING, what STRING, time LONG, clock LONG"
+    sink = MemorySink(f"{tmp_path}/rows")
+    timed.key_by("user").process(Alarm(), output=output, uid="alarms").sink_to(sink, uid="out")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "out") == 4, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    fired = [tuple(row) for row in sink.rows() if row["what"] == "fired"]
+    assert fired == [("ann", "fired", 11_000, 11_500)]

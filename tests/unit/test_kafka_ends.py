@@ -56,6 +56,11 @@ def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
     assert [source.has_ended(one) for one in at] == [False, False, False, True, True]
     assert not source.has_ended(LoggedOffsets((*at[4].sources, *at[2].sources)))
     assert not source.has_ended(LoggedOffsets(({"flinkish:checkpoint": 1},)))
+    assert [source.channels_in(one) for one in at[2:4]] == [frozenset({0}), frozenset()], (
+        "the ended one is out"
+    )
+    both = source_of(None).channels_in(at[2])
+    assert both == {0, 1} and isinstance(both, frozenset)
     assert source.before_end({"in": {0: 7, 1: 0, 2: 4}}) == {"in": {0: 3, 1: 0}}
     assert source_of(None).before_end({"in": {0: 7}}) == {"in": {0: 7}} and not source_of(None).is_bounded
 

@@ -29,6 +29,7 @@ from flinkish_spark.runtime.row_blocks import (
     BlockUnpacker,
     TimeReport,
     arrow_schema,
+    from_block,
 )
 
 INPUT = T.StructType(
@@ -413,6 +414,25 @@ def test_a_packer_reports_the_latest_time_of_each_channel():
     assert [row[C.KIND] for one in out[:-1] for row in one.to_pylist()] == [0]
     assert len(list(packer(iter([])))) == 0
     assert len(list(packer(iter([batch(0, [None])])))) == 1, "no time, no report"
+
+
+def test_a_packer_reports_the_marks_of_a_generator_in_place_of_times():
+    timed = T.StructType([*INPUT.fields, T.StructField(C.TIME, T.LongType())])
+    packer = BlockPacker(arrow_schema(timed), TimeReport(2, 77))
+    none = -(1 << 63)
+
+    def batch(channel, times, marks):
+        rows = records([("a", 1)] * len(times), channel)
+        for name, values in ((C.TIME, times), (C.MARK, marks)):
+            rows = rows.append_column(name, pa.array(values, pa.int64()))
+        return rows
+
+    given = [batch(0, [50, 60], [none, 40]), batch(1, [90], [none]), batch(0, [70], [45])]
+    block, reports = packer(iter(given))
+    rows = [tuple(row.values()) for row in reports.select([C.KIND, C.CHECKPOINT, C.CHANNEL]).to_pylist()]
+    assert rows == [(18, 45, 0), (18, none, 1)]
+    packed = from_block(block.column(C.BLOCK)[0].as_buffer(), arrow_schema(timed))
+    assert packed.column(C.TIME).to_pylist() == [50, 60, 90, 70]
 
 
 class AtItsTime(KeyedProcessFunction):
