@@ -42,17 +42,6 @@ class Inputs:
         """Raise InputLostError if an input was replaced; return whether every source could be asked."""
         return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
 
-    def have_ended(self) -> bool:
-        """Whether Spark has done micro-batches up to the end of every source; called while the query runs."""
-        if not all(node.source.is_bounded for node in self.sources):
-            return False
-        done = self.log.batches(COMMITS)
-        position = self._logged(max(done)) if done else None
-        # Of a scan without an entry it is not known how many there are.
-        if position is None or None in position.sources:
-            return False
-        return all(node.source.has_ended(position) for node in self.sources)
-
     def why_lost(self, position: LoggedOffsets) -> str:
         """Return why the input from `position` on cannot be read again; empty if it can.
 
