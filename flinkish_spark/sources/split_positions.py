@@ -13,7 +13,7 @@ from flinkish_spark.protocol.scans import OWN_KEYS, SPLITS, Position, lowest
 if TYPE_CHECKING:
     from flinkish_spark.runtime.spark_log import LoggedOffsets
 
-_UID, _ENDED = f"{OWN_KEYS}source", f"{OWN_KEYS}ended"
+_UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
 
 #: A JSON value that the source alone understands; of most a number that rises.
 Offset = Any
@@ -32,6 +32,8 @@ class SplitPosition:
         and its channel: splits are added behind, and never removed.
     is_ended
         Whether there will never be more: the source is bounded and was read to its end.
+    done
+        Splits that have come to their end: they bring nothing any more.
 
     Examples
     --------
@@ -42,10 +44,13 @@ class SplitPosition:
     uid: str
     offsets: Mapping[str, Offset]
     is_ended: bool = False
+    done: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         """Return what is logged."""
-        ended = {_ENDED: True} if self.is_ended else {}
+        ended: dict[str, Any] = {_DONE: sorted(self.done)} if self.done else {}
+        if self.is_ended:
+            ended[_ENDED] = True
         return {_UID: self.uid, SPLITS: [[name, at] for name, at in self.offsets.items()], **ended}
 
     @classmethod
@@ -59,7 +64,8 @@ class SplitPosition:
         """
         try:
             pairs = [(str(name), at) for name, at in value[SPLITS]]
-            return cls(str(value[_UID]), dict(pairs), bool(value.get(_ENDED, False)))
+            done = frozenset(str(name) for name in value.get(_DONE, ()))
+            return cls(str(value[_UID]), dict(pairs), bool(value.get(_ENDED, False)), done)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise CorruptObjectError(
                 f"{json.dumps(value)[:200]} is no position of a source of splits",
@@ -70,6 +76,10 @@ class SplitPosition:
     def numbers(self) -> dict[str, int]:
         """Return the number of each split."""
         return {name: number for number, name in enumerate(self.offsets)}
+
+    def open_numbers(self) -> frozenset[int]:
+        """Return the numbers of the splits that may bring more."""
+        return frozenset(number for name, number in self.numbers().items() if name not in self.done)
 
     def moved_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
         """Return this position with other offsets; new splits come behind the known ones."""

@@ -93,7 +93,8 @@ class SplitStreamReader(DataSourceStreamReader):
         ends = self._latest(known, wanting)
         end = known.moved_to(ends)
         is_ended = self._ask("end", lambda: self._source.is_at_end(end))
-        return SplitPosition(self._uid, end.offsets, is_ended).to_json()
+        done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
+        return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
 
     def _latest(self, position: SplitPosition, wanting: list[str]) -> dict[str, Offset]:
         """Ask the splits that have not ended how far they can be read, within the limits."""

@@ -332,6 +332,11 @@ class SplitSource(Source):
         if needed:
             self.released(needed)
 
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the numbers of the splits that have not come to their end."""
+        scans = logged_positions(position, self._uid)
+        return frozenset(number for scan in scans for number in scan.open_numbers())
+
     def has_ended(self, position: LoggedOffsets) -> bool:
         """Whether every scan has logged the end."""
         scans = logged_positions(position, self._uid)

@@ -359,6 +359,22 @@ def test_a_collection_is_read_whole_and_says_that_it_has_ended(tmp_path) -> None
     assert not bound.has_ended(logged()) and step(reader, end) == (end, [])
 
 
+def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:
+    """Else event time would wait for it."""
+    source = (
+        CollectionSource([1, 2, 3], "n LONG", splits=2).limited(RateLimit(records_per_batch=2)).bound("in")
+    )
+    reader = SplitStreamReader(source, str(tmp_path))
+    one, _ = step(reader, reader.initialOffset())
+    two, _ = step(reader, one)
+    assert source.channels_in(logged(one)) == {0} and source.channels_in(logged(two)) == frozenset()
+    assert SplitPosition.from_json(two) == SplitPosition(
+        "in", {"part-0": 2, "part-1": 1}, is_ended=True, done=frozenset({"part-0", "part-1"})
+    )
+    endless = Counters({}).bound("in")
+    assert endless.channels_in(logged(SplitPosition("in", {"a": 1, "b": 0}).to_json())) == {0, 1}
+
+
 def test_an_empty_collection_ends_at_once(tmp_path) -> None:
     source = CollectionSource([], "n LONG").bound("in")
     reader = SplitStreamReader(source, str(tmp_path))
