@@ -23,8 +23,9 @@ from flinkish_spark.aggregates import (
 )
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.operators.column_folds import AggregateOverflow
-from flinkish_spark.operators.group_run import ElementFailed, GroupRun
-from flinkish_spark.operators.group_state import GroupLayout, GroupState
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS
+from flinkish_spark.operators.group_run import ElementFailed, GroupRun, Progress
+from flinkish_spark.operators.group_state import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
@@ -39,6 +40,9 @@ from flinkish_spark.operators.vectorized_aggregates import (
     element_aggregation,
     merge,
 )
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.group_runners import BatchRunner, RowShape
 from flinkish_spark.state import StateTtl
 from flinkish_spark.testing.operator_harness import MemoryBases
 from tests.joins_support import harness
@@ -216,6 +220,31 @@ def test_one_column_alone_is_kept_as_it_is() -> None:
     )
 
 
+def test_the_second_step_runs_where_functions_over_columns_run() -> None:
+    input_type = "k STRING, n LONG, v DOUBLE"
+    aggregation = element_aggregation(FieldAggregate(Fold.MAX, "v"), input_type)
+    shape = RowShape(
+        ("k", "n", "v"), ("c0", "c1", "c2"), ("c0",), (T.StringType(),), (parse_ddl(input_type),)
+    )
+    runner = BatchRunner(MergePartials(aggregation), "op", 4, shape)
+    value, seen = None, []
+    for rows in ([("a", 1, 0.5), ("b", 2, NAN), ("a", 3, 1.5)], [("a", 4, 1.0), ("b", 5, 9.0)]):
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(one) for one in zip(*rows, strict=True)], ["k", "n", "v"]
+        )
+        combined = combine(aggregation, batch, [batch.column("k")])
+        hashes = pa.array([len(key) + ord(key[0]) for key in combined.partials.column("k").to_pylist()])
+        arrays = [hashes, *combined.partials.columns]
+        given = pa.RecordBatch.from_arrays(arrays, names=[C.KEY_HASH, "c0", "c1", "c2"])
+        group = GroupState(runner.layout, value, MemoryBases())
+        out = list(runner.process(given, group, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)))
+        value = group.dump(0, BasePolicy())
+        seen.append(
+            plain(zip(*(column.to_pylist() for one in out for column in one.rows.columns), strict=True))
+        )
+    assert seen == [[("a", 1, 1.5), ("b", 2, "NaN")], [("a", 1, 1.5), ("b", 2, "NaN")]]
+
+
 def test_a_reduction_of_ones_own_over_columns() -> None:
     run = Vectorised(ReducedRows(lambda a, b: (a.k, a.n * 10 + b.n), "k STRING, n LONG"), "k STRING, n LONG")
     parts = [[("a", 1), ("b", 7), ("a", 2)], [("a", 3)]]
@@ -327,7 +356,7 @@ def test_over_columns_a_key_s_aggregate_expires_like_one_by_one() -> None:
         return harness(ReduceOperator(element_reduce(total, input_type), input_type, ttl), **given)
 
     single = make()
-    for at, now_ms in enumerate((0, 5, 9, 15, 24, 25, 40, 49, 60)):
+    for at, now_ms in enumerate((0, 5, 9, 15, 24, 25, 40, 49, 59)):
         rows = [(key, 1 << at) for key in ("a", "b") if key == "a" or at % 3 == 0]
         single.processing_time(now_ms)
         single.push_all([(row, None) for row in rows])

@@ -201,6 +201,8 @@ def test_keyed_state_that_is_expired_is_not_applied_to() -> None:
     one.processing_time(9)
     one.push(("b", 2))
     one.processing_time(10)
+    # Another worker: it learns the time from this micro-batch.
+    one = make(Expiring(), restore=one.snapshot(), bases=one.bases)
     one.broadcast("now")
     assert one.entries("old") == {"b": 102}
 

@@ -162,6 +162,17 @@ def test_the_last_of_two_versions_of_one_time_counts() -> None:
     assert len(one.entries("join/right")["a"]) == 1
 
 
+def test_a_version_that_is_replaced_still_says_that_older_ones_are_forgotten() -> None:
+    one = harness(TemporalJoinOperator(join_of(JoinType.LEFT)))
+    rate(one, 1, 4)
+    rate(one, 2, 5)
+    one.watermark(6)
+    rate(one, 3, 5)
+    one.push(("a", 1), 4)
+    one.push(("a", 2), 5)
+    assert taken(one) == ([(2, 3)], [("a", 1)], {})
+
+
 def test_without_a_tag_late_elements_are_counted() -> None:
     one = harness(TemporalJoinOperator(TemporalJoin(LEFT, RIGHT)))
     rate(one, 1, 4)
