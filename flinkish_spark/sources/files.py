@@ -156,7 +156,7 @@ class FileSource(SplitSource):
 
     def _files(self) -> FileList:
         if self._list is None:
-            self._list = FileList(self.folder).read()
+            self._list = FileList(self.job_folder).read()
         now = time.monotonic()
         if not self._list.is_closed and now - self._looked_at >= self._every_s:
             self._looked_at = now
@@ -177,8 +177,8 @@ class FileSource(SplitSource):
         """Yield the records of some files."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        found = FileList(self.folder).read()
-        schema = to_arrow_schema(self.fields, timezone="UTC")
+        found = FileList(self.job_folder).read()
+        schema = to_arrow_schema(self.record_type, timezone="UTC")
         for place in range(start, end):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
@@ -217,13 +217,13 @@ class FileSource(SplitSource):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Begin with the list of the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
-        known, restored = FileList(self.folder).read(), job_dir.recorded(_fact(uid))
+        known, restored = FileList(self.job_folder).read(), job_dir.recorded(_fact(uid))
         if restored is not None and not len(known):
             known.add([FoundFile.from_json(one) for one in restored["files"]], is_last=restored["is_closed"])
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the list, too: a position is a number of files in it."""
-        known = FileList(self.folder).read()
+        known = FileList(self.job_folder).read()
         listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
         return {**super().identity(job_dir, uid), _fact(uid): listed}
 

@@ -59,10 +59,10 @@ class HybridSource(SplitSource):
                     why="the part behind it would never begin",
                     what_to_do="give it an end, or put it last",
                 )
-            if part.fields != parts[0].fields:
+            if part.record_type != parts[0].record_type:
                 raise ConfigError(
-                    f"part {index} of a hybrid source has the fields {part.fields.simpleString()}",
-                    why=f"part 0 has {parts[0].fields.simpleString()}",
+                    f"part {index} of a hybrid source has the fields {part.record_type.simpleString()}",
+                    why=f"part 0 has {parts[0].record_type.simpleString()}",
                     what_to_do="give all parts one schema",
                 )
             if part.rate != RateLimit():
@@ -70,7 +70,7 @@ class HybridSource(SplitSource):
                     f"part {index} of a hybrid source has a limit of its own",
                     what_to_do="limit the whole: HybridSource(...).limited(...)",
                 )
-        self.schema = parts[0].fields
+        self.schema = parts[0].record_type
         self._parts: tuple[SplitSource, ...] = parts
 
     def bound(self, uid: str) -> Self:
@@ -86,7 +86,7 @@ class HybridSource(SplitSource):
     # -- between micro-batches ------------------------------------------------------------------
     def splits(self) -> Sequence[str]:
         """Return the splits of the first part."""
-        return self.splits_from(SplitPosition(self._uid, {}))
+        return self.splits_from(SplitPosition(self._fs_uid, {}))
 
     def splits_from(self, position: SplitPosition) -> Sequence[str]:
         """Return the splits of the parts that have begun."""
@@ -197,8 +197,8 @@ class HybridSource(SplitSource):
     def _part(self, index: int) -> SplitSource:
         """Return a part that knows its folder, once the whole knows its own."""
         part = self._parts[index]
-        if self._folder:
-            object.__setattr__(part, "_folder", str(self.folder / str(index)))
+        if self._fs_folder:
+            object.__setattr__(part, "_fs_folder", str(self.job_folder / str(index)))
         return part
 
     def _of(self, split: str) -> tuple[SplitSource, str]:

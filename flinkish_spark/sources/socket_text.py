@@ -105,7 +105,7 @@ class SocketTextSource(SplitSource):
         SourceUnavailable
             The tries are used up.
         """
-        log = SocketLogReader(self.folder)
+        log = SocketLogReader(self.job_folder)
         if log.ends_at() is None:
             self._connect()
         end = log.advance(start, limit)
@@ -117,18 +117,18 @@ class SocketTextSource(SplitSource):
     def _connect(self) -> None:
         """Begin to receive, unless this process or another one does already."""
         if self._connection is None:
-            writer = SocketLogWriter.take(self.folder)
+            writer = SocketLogWriter.take(self.job_folder)
             if writer is not None:
                 self._connection = Connection(self.peer, writer)
                 self._connection.start()
 
     def end(self, split: str) -> int | None:
         """Return where the lines ended; None while more may come."""
-        return SocketLogReader(self.folder).ends_at()
+        return SocketLogReader(self.job_folder).ends_at()
 
     def records_between(self, split: str, start: int, end: int) -> int:
         """Count the lines: positions are bytes."""
-        return sum(1 for _ in SocketLogReader(self.folder).read(start, end))
+        return sum(1 for _ in SocketLogReader(self.job_folder).read(start, end))
 
     def close(self) -> None:
         """End the connection."""
@@ -139,18 +139,18 @@ class SocketTextSource(SplitSource):
     # -- in a task ------------------------------------------------------------------------------
     def read(self, split: str, start: int, end: int) -> Iterator[tuple[str]]:
         """Yield lines out of the log; bytes that are no UTF-8 are replaced."""
-        for line in SocketLogReader(self.folder).read(start, end):
+        for line in SocketLogReader(self.job_folder).read(start, end):
             yield (line.decode("utf-8", errors="replace"),)
 
     # -- on the driver --------------------------------------------------------------------------
     def released(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
-        forget_before(self.folder, offsets[_SPLIT])
+        forget_before(self.job_folder, offsets[_SPLIT])
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Refuse to go on, or back, to lines that were deleted."""
         super().check_input(job_dir, uid, position)
-        first, last = SocketLogReader(self.folder).extent()
+        first, last = SocketLogReader(self.job_folder).extent()
         for scan in logged_positions(position, uid) if position is not None else ():
             at = scan.offsets.get(_SPLIT, 0)
             if not first <= at <= last:

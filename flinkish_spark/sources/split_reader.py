@@ -67,14 +67,14 @@ class SplitStreamReader(DataSourceStreamReader):
 
     @property
     def _uid(self) -> str:
-        return self._source._uid
+        return self._source._fs_uid
 
     # -- offsets --------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
         """Return where a query without a log begins: in a savepoint, or with no split known."""
-        if self._source._start is None:
+        if self._source._fs_start is None:
             return SplitPosition(self._uid, {}).to_json()
-        return SplitPosition.from_json(self._source._start.position).to_json()
+        return SplitPosition.from_json(self._source._fs_start.position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return no limit of Spark's: the source has its own."""
@@ -164,7 +164,7 @@ class SplitStreamReader(DataSourceStreamReader):
         with named_failures(self._uid, "read"):
             found = iter(self._source.read(partition.split, partition.start, partition.end))
         place = partition.start if type(partition.start) is int else 0
-        types = T.StructType([*self._source.fields, *_PLACE])
+        types = T.StructType([*self._source.record_type, *_PLACE])
         while True:
             with named_failures(self._uid, "read"):
                 one = next(found, None)
@@ -238,7 +238,7 @@ class SplitDataSource(DataSource):
 
     def schema(self) -> T.StructType:
         """Return the source's fields, channel and sequence."""
-        return T.StructType([*self._source.fields, *_PLACE])
+        return T.StructType([*self._source.record_type, *_PLACE])
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """Return the reader."""
@@ -250,6 +250,6 @@ def data_source_of(source: SplitSource, folder: str) -> type[SplitDataSource]:
 
     The source travels in it, and not in an option: options are part of plans that people look at.
     """
-    own = {"_format": source._format, "_source": source, "_folder": folder}
+    own = {"_format": source._fs_format, "_source": source, "_folder": folder}
     # Not importable, so that it is sent with what is in it.
     return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

@@ -82,10 +82,10 @@ class SplitSource(Source):
     is_bounded: bool = False
     #: What micro-batches may take; see :meth:`limited`.
     rate: RateLimit = RateLimit()
-    _uid: str = ""
-    _format: str = ""
-    _start: SourceStart | None = None
-    _folder: str = ""
+    _fs_uid: str = ""
+    _fs_format: str = ""
+    _fs_start: SourceStart | None = None
+    _fs_folder: str = ""
 
     # -- in a process of Spark's on the driver, between micro-batches -------------------------------
     @abstractmethod
@@ -187,16 +187,16 @@ class SplitSource(Source):
         return self._with("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
 
     @property
-    def folder(self) -> Path:
+    def job_folder(self) -> Path:
         """A directory of the source's own in the job directory, for what it must keep; not made yet.
 
         The same in every process and at every start. Known from the start of the job on.
         """
-        if not self._folder:
+        if not self._fs_folder:
             raise ConfigError(
                 "a source has a folder from the start of its job on", what_to_do="use it in a job"
             )
-        return Path(self._folder)
+        return Path(self._fs_folder)
 
     def _with(self, name: str, value: object) -> Self:
         moved = copy.copy(self)
@@ -206,11 +206,11 @@ class SplitSource(Source):
 
     # -- the contract of sources ---------------------------------------------------------------------
     @property
-    def fields(self) -> T.StructType:
+    def record_type(self) -> T.StructType:
         """The schema as Spark's type."""
         from flinkish_spark.graph.declared import output_schema
 
-        return output_schema(self.schema, self._uid or type(self).__name__)
+        return output_schema(self.schema, self._fs_uid or type(self).__name__)
 
     def bound(self, uid: str) -> Self:
         """Return this source under its uid in a job, after a look at what the user wrote.
@@ -229,12 +229,18 @@ class SplitSource(Source):
         instance_of(
             "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
         )
+        if vars(self).get("topics"):
+            raise ConfigError(
+                f"the source '{uid}' has an attribute 'topics'",
+                why="that name has a meaning of its own: records would be taken for those of Kafka topics",
+                what_to_do="call the attribute otherwise",
+            )
         for name in _METHODS:
             refuse_if_never_run(getattr(self, name), f"{type(self).__name__}.{name}()")
         # A name of a format has no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
-        known = self._with("_uid", uid)._with("_format", name)
-        _ = known.fields  # Raises if they cannot be read.
+        known = self._with("_fs_uid", uid)._with("_fs_format", name)
+        _ = known.record_type  # Raises if they cannot be read.
         check_travels(known, uid)
         return known
 
@@ -250,16 +256,16 @@ class SplitSource(Source):
 
     def starting_at(self, start: SourceStart) -> Self:
         """Return this source with another beginning."""
-        return self._with("_start", start)._with("_format", f"{self._format}-{start.label}")
+        return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
 
     def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
         from flinkish_spark.sources.split_reader import data_source_of
 
-        folder = str(Path(control_path).parent) if self._start is None else self._start.folder
+        folder = str(Path(control_path).parent) if self._fs_start is None else self._fs_start.folder
         job_root = Path(control_path).parents[1]
         # A stream outside of a job has no job directory.
-        own = self._with("_folder", str(_own_folder(job_root, self._uid)) if job_root.name else "")
+        own = self._with("_fs_folder", str(_own_folder(job_root, self._fs_uid)) if job_root.name else "")
         source = data_source_of(own, folder if job_root.name else "")
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
@@ -267,7 +273,7 @@ class SplitSource(Source):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Take note of where the job is."""
         if isinstance(job_dir.store, LocalStore):
-            object.__setattr__(self, "_folder", str(_own_folder(job_dir.store.root, uid)))
+            object.__setattr__(self, "_fs_folder", str(_own_folder(job_dir.store.root, uid)))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the fingerprint as the job recorded it at its first start."""
@@ -288,7 +294,7 @@ class SplitSource(Source):
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the user's source; it is no consumer group, so the receipt names nothing."""
         is_told, may_delete = self._overrides("committed"), self._overrides("released")
-        offsets = lowest_offsets(logged_positions(position, self._uid)) if is_told or may_delete else {}
+        offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}
         if not offsets:
             return {}
         try:
@@ -298,7 +304,7 @@ class SplitSource(Source):
                 self._release()
         except OSError as error:
             raise SourceUnavailable(
-                f"the source '{self._uid}' cannot take note of a checkpoint now", why=str(error)
+                f"the source '{self._fs_uid}' cannot take note of a checkpoint now", why=str(error)
             ) from error
         except FlinkishError:
             raise
@@ -306,10 +312,10 @@ class SplitSource(Source):
             from flinkish_spark.runtime.failures import RepeatableUserError
 
             raise RepeatableUserError(
-                f"the source '{self._uid}' failed when it was told of a checkpoint",
+                f"the source '{self._fs_uid}' failed when it was told of a checkpoint",
                 why=f"{type(error).__name__}: {error}",
                 what_to_do="correct committed() or released(); the checkpoint is finished by the next start",
-                uid=self._uid,
+                uid=self._fs_uid,
             ) from error
         return {}
 
@@ -324,22 +330,22 @@ class SplitSource(Source):
         from flinkish_spark.job_dir import JobDir
         from flinkish_spark.runtime.spark_log import LoggedOffsets
 
-        commits = JobDir(LocalStore(self.folder.parents[1])).live_commits()
+        commits = JobDir(LocalStore(self.job_folder.parents[1])).live_commits()
         if len(commits) < 2:
             return
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
-        needed = lowest_offsets([scan for one in logged for scan in logged_positions(one, self._uid)])
+        needed = lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
         if needed:
             self.released(needed)
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
         """Return the numbers of the splits that have not come to their end."""
-        scans = logged_positions(position, self._uid)
+        scans = logged_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
     def has_ended(self, position: LoggedOffsets) -> bool:
         """Whether every scan has logged the end."""
-        scans = logged_positions(position, self._uid)
+        scans = logged_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)
 
     # -- for sources made of others ------------------------------------------------------------------

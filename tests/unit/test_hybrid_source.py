@@ -69,7 +69,7 @@ def test_parts_look_after_their_own_input(tmp_path) -> None:
     lines = SocketTextSource("h", 1)
     source = HybridSource(CollectionSource(["a"], "value STRING"), lines).bound("in")
     source.preflight(None, job_dir, "in")
-    assert source._parts[1].folder == tmp_path / "sources" / "in" / "1"
+    assert source._parts[1].job_folder == tmp_path / "sources" / "in" / "1"
 
     def check(offsets):
         position = SplitPosition("in", offsets).to_json()

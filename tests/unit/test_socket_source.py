@@ -238,10 +238,10 @@ def test_a_disk_that_refuses_is_said(tmp_path) -> None:
 def test_a_job_does_not_go_on_where_lines_are_gone(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(socket_log, "SEGMENT_BYTES", 30)
     source, job_dir = source_of(Server(), tmp_path), JobDir(LocalStore(tmp_path))
-    writer = writer_of(source.folder)
+    writer = writer_of(source.job_folder)
     for n in range(9):
         writer.append([b"line %d" % n])
-    log = SocketLogReader(source.folder)
+    log = SocketLogReader(source.job_folder)
     middle, end = log.advance(0, 5), log.advance(0, None)
 
     def check(at):

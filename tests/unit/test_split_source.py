@@ -221,8 +221,11 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
         ("schema", "n NUMBER", "cannot be read"),
         ("schema", "_fs_seq LONG", "control columns"),
         ("rate", 5, "rate is 5"),
+        ("topics", ["orders"], "has an attribute 'topics'"),
         ("handle", open, ""),
         ("socket", lambda: (_ for _ in ()), ""),
+        ("folder", "/data", ""),
+        ("_folder", "/data", ""),
     ],
 )
 def test_what_cannot_work_is_refused_where_the_source_is_added(attribute, value, message) -> None:
@@ -344,7 +347,7 @@ def test_a_restored_source_goes_on_where_the_savepoint_stood(tmp_path) -> None:
     source = Counters({"a": 1, "b": 4}).bound("in")
     moved = source.starting_at(SourceStart(position, str(tmp_path / "begin"), "label"))
     reader = SplitStreamReader(moved, str(tmp_path / "begin"))
-    assert reader.initialOffset() == position and moved._format != source._format
+    assert reader.initialOffset() == position and moved._fs_format != source._fs_format
     assert step(reader, position)[1] == [(3, 0, 3), (0, 1, 0)]
 
 
