@@ -78,6 +78,7 @@ class KeyedStream:
         SchemaError
             The output type is not a list of fields.
         """
+        self._groups(max_parallelism)
         _check_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
@@ -241,8 +242,7 @@ class KeyedStream:
     ) -> DataStream:
         """Add an operator to the graph; `output` None stands for the fields of the input."""
         graph = self._environment.graph
-        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
-        check_max_parallelism(groups)
+        groups = self._groups(max_parallelism)
         check_can_be_sent(function, "of operator", uid)
         fields = None if output is None else output_schema(output, uid)
         node = KeyedNode(graph.check_uid(uid), self._node, self._keys, function, fields, groups)
@@ -250,6 +250,12 @@ class KeyedStream:
         from flinkish_spark.datastream import DataStream  # the two make each other
 
         return DataStream(self._environment, node)
+
+    def _groups(self, max_parallelism: int | None) -> int:
+        """Return the operator's number of key groups."""
+        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
+        check_max_parallelism(groups)
+        return groups
 
 
 def _check_function(function: object, uid: str) -> None:
