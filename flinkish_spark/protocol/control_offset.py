@@ -21,6 +21,8 @@ from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERM
 #: The checkpoint; the watermark in milliseconds; whether all input is over; key groups to call.
 CHECKPOINT_KEY, WATERMARK_KEY = "flinkish:checkpoint", "flinkish:watermark"
 END_KEY, WAKE_KEY = "flinkish:end", "flinkish:wake"
+#: The micro-batch of the newest checkpoint whose state is kept apart.
+PINNED_KEY = "flinkish:pinned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ class ControlOffset:
         The newest whose barrier went out; 0 before the first.
     time
         See :class:`TimeOffer`.
+    pinned_batch
+        The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
+        files that only older states name.
 
     Examples
     --------
@@ -141,19 +146,27 @@ class ControlOffset:
 
     checkpoint: int = 0
     time: TimeOffer = NO_TIME_YET
+    pinned_batch: int | None = None
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:
         """Return what is further, member by member."""
-        return ControlOffset(max(self.checkpoint, other.checkpoint), self.time.raised_to(other.time))
+        pinned = [batch for batch in (self.pinned_batch, other.pinned_batch) if batch is not None]
+        return ControlOffset(
+            max(self.checkpoint, other.checkpoint), self.time.raised_to(other.time), max(pinned, default=None)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form: members of an offset."""
-        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json()}
+        pinned = {} if self.pinned_batch is None else {PINNED_KEY: self.pinned_batch}
+        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json(), **pinned}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> ControlOffset:
         """Read it out of an offset of any source; raise ValueError if what is there is none."""
-        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset))
+        pinned = offset.get(PINNED_KEY)
+        if pinned is not None:
+            pinned = checked_whole(PINNED_KEY, pinned, least=0)
+        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset), pinned)
 
     @classmethod
     def newest(cls, sources: Iterable[Any]) -> ControlOffset:

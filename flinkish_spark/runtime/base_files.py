@@ -4,9 +4,10 @@ A file holds one key group's entries as they were at some micro-batch. It is wri
 attempt of a task; its name is new, and only the state value that this attempt stores names it. So what a lost
 attempt wrote is named by nobody. It lies in the query's checkpoint and moves with it.
 
-    <Spark's checkpoint>/bases/<operator>/<key group>-<micro-batch>-<random>
+    <Spark's checkpoint>/state/bases/<operator>/<key group>-<micro-batch>-<random>
 
-State values delete the files that they named once (:mod:`flinkish_spark.operators.group_state`).
+There they are pinned and restored like Spark's own state (:mod:`flinkish_spark.runtime.pins`). State values
+delete the files that they named once (:mod:`flinkish_spark.operators.group_state`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,23 @@ from pathlib import Path
 from flinkish_spark.operators.frames import Frame, FrameError, unpack_frame
 from flinkish_spark.operators.group_state import BaseRef
 
-#: Below Spark's checkpoint; Spark takes no notice of it.
+#: Below Spark's folder of state. Its own folders there are numbers, and it takes no notice of others.
 BASES = "bases"
 _NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 #: Mapped files that a worker keeps; one key group has one.
 _MAPPED_FILES = 4096
+
+
+def bases_up_to(state: Path, batch: int) -> list[str]:
+    """Return the files, below the folder of state, that the state behind a micro-batch may name.
+
+    Those that it does not name any more are among them until a task has deleted them.
+    """
+    found = []
+    for path in sorted((state / BASES).glob("*/*")):
+        if _NAME.fullmatch(path.name) and int(path.name.split("-")[1]) <= batch:
+            found.append(path.relative_to(state).as_posix())
+    return found
 
 
 class MappedBases:

@@ -85,7 +85,10 @@ class Completion:
         self._check_alive(decision)
         self._decide(decision)
         on_decided()
-        self._parts.on_decided(decision)
+        if self._parts.on_decided(decision):
+            # From now on no task needs files that only older states name: who goes back further takes
+            # them from the pins.
+            self._parts.control.keep_pinned(decision.batch)
         receipt = self._parts.confirmation.confirm(decision)
         self._clean_up(decision)
         return receipt

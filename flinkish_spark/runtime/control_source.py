@@ -21,8 +21,8 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.chaining.status import AlignmentStatus, read_status
-from flinkish_spark.protocol.control_offset import NO_TIME_YET, ControlOffset, TimeOffer
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.control_offset import NO_TIME_YET, PINNED_KEY, ControlOffset, TimeOffer
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime import columns as C
 
@@ -49,6 +49,7 @@ class ControlFile:
         self._on_offer: CheckpointId | None = None
         self._purpose = CheckpointPurpose.PERIODIC
         self._time, self._waiting = NO_TIME_YET, NO_TIME_YET
+        self._pinned: BatchId | None = None
 
     @classmethod
     def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
@@ -112,10 +113,17 @@ class ControlFile:
         with self._lock:
             self._waiting = time
 
+    def keep_pinned(self, batch: BatchId) -> None:
+        """Let it go along with the next checkpoint that the state of a micro-batch is pinned."""
+        with self._lock:
+            self._pinned = batch
+
     def _write(self, checkpoint: CheckpointId | None, purpose: CheckpointPurpose) -> None:
         content: dict[str, Any] = self._time.to_json()
         if checkpoint is not None:
             content |= {"checkpoint": int(checkpoint), "purpose": purpose.value}
+            # Only so: alone it is not worth a micro-batch.
+            content |= {} if self._pinned is None else {PINNED_KEY: self._pinned.value}
         if not content:
             self.path.unlink(missing_ok=True)
             return
@@ -140,7 +148,8 @@ def read_control(path: str) -> dict[str, Any]:
 
 def offered_by(content: dict[str, Any]) -> ControlOffset:
     """Return what a control file offers."""
-    return ControlOffset(int(content.get("checkpoint", 0)), TimeOffer.from_json(content))
+    pinned = content.get(PINNED_KEY)
+    return ControlOffset(int(content.get("checkpoint", 0)), TimeOffer.from_json(content), pinned)
 
 
 def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:

@@ -80,6 +80,7 @@ class CoordinatorParts:
         Says where event time stands.
     on_decided
         Called after a decision and before its first commit, in the thread that made it; may take a while.
+        Returns whether the checkpoint's state is pinned.
     on_receipt
         Called after a receipt, in the thread that wrote it.
     on_aging
@@ -110,4 +111,4 @@ class CoordinatorParts:
     on_receipt: Callable[[Decision], None]
     time: Timekeeping = NO_TIME
     on_aging: Callable[[StagedAge], None] = lambda age: None
-    on_decided: Callable[[Decision], None] = lambda decision: None
+    on_decided: Callable[[Decision], bool] = lambda decision: False

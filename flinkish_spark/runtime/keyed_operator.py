@@ -22,8 +22,8 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
-from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
-from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
+from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
+from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, GroupState, NoBases
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import TableCodecError
@@ -31,9 +31,11 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
+from flinkish_spark.runtime.base_files import BASES, BaseFiles, MappedBases
 from flinkish_spark.runtime.group_runners import BatchRunner, ElementRunner, GroupRunner, OutRows, RowShape
-from flinkish_spark.runtime.micro_batch_time import progress_of_task
+from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
+from flinkish_spark.runtime.state_files import STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
@@ -41,6 +43,8 @@ USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.
 STATE_MARKER = "[FLINKISH_STATE]"
 
+#: When a key group's entries move out of its state value.
+POLICY = BasePolicy()
 _STATE_FAULTS = (FrameError, StateMismatch, TableCodecError)
 
 
@@ -122,7 +126,8 @@ class KeyedOperator:
     def __init__(self, spec: KeyedOperatorSpec) -> None:
         self.spec = spec
         self._runner: GroupRunner | None = None
-        self._progress: tuple[int, Progress] | None = None
+        self._task: tuple[int, MicroBatch] | None = None
+        self._mapped: MappedBases | None = None
 
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
@@ -164,11 +169,13 @@ class KeyedOperator:
             is_woken = bool((frame[C.KIND].to_numpy() == int(C.Kind.WAKE)).any())
             if not blocks and not is_woken:
                 return []
-            entries = GroupState(runner.layout, stored, NoBases())
+            bases = self._bases()
+            entries = GroupState(runner.layout, stored, bases)
             due_before = _next_due_ms(entries)
             out = self._process(runner, entries, in_order(blocks, spec.input_schema) if blocks else None)
             if entries.is_changed:
-                state.update((entries.dump(group, NO_BASE),))
+                policy = NO_BASE if isinstance(bases, NoBases) else POLICY
+                state.update((entries.dump(group, policy),))
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
@@ -202,7 +209,7 @@ class KeyedOperator:
         self, runner: GroupRunner, entries: GroupState, rows: pa.RecordBatch | None
     ) -> list[OutRows]:
         try:
-            return list(runner.process(rows, entries, self._time()))
+            return list(runner.process(rows, entries, self._micro_batch().progress))
         except ElementFailed as failure:
             assert rows is not None
             at = runner.row_of(rows, failure)
@@ -233,13 +240,23 @@ class KeyedOperator:
             freeze_modules()
         return self._runner
 
-    def _time(self) -> Progress:
-        """Return the micro-batch's time, looked up once per task: a worker lives on."""
+    def _micro_batch(self) -> MicroBatch:
+        """Return the task's micro-batch, looked up once per task: a worker lives on."""
         task = TaskContext.get()
         number = 0 if task is None else int(task.taskAttemptId())
-        if task is None or self._progress is None or self._progress[0] != number:
-            self._progress = (number, progress_of_task())
-        return self._progress[1]
+        if task is None or self._task is None or self._task[0] != number:
+            self._task = (number, micro_batch_of_task())
+        return self._task[1]
+
+    def _bases(self) -> Bases:
+        """Return where this task finds and leaves the bases of big key groups."""
+        here = self._micro_batch()
+        if here.checkpoint is None:
+            return NoBases()
+        folder = here.checkpoint / STATE / BASES / self.spec.uid
+        if self._mapped is None or self._mapped.folder != folder:
+            self._mapped = MappedBases(folder)
+        return BaseFiles(self._mapped, here.number, here.pinned)
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:

@@ -8,6 +8,7 @@ sees it again when the micro-batch is run again, on whatever machine.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,39 @@ from pyspark import TaskContext
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import Progress
-from flinkish_spark.runtime.spark_log import OFFSET_KEY, OFFSETS
+from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
+from flinkish_spark.runtime.spark_log import OFFSETS
 
 #: Local property of a query of ours: the folder of its checkpoint. Spark hands it to every task.
 CHECKPOINT_PROPERTY = "flinkish.checkpoint"
 #: Spark's own: the micro-batch's number.
 _BATCH_PROPERTY = "streaming.sql.batchId"
-#: Member of the control source's offset.
-WATERMARK_KEY = "flinkish:watermark"
 
 
-def progress_of_task() -> Progress:
-    """Return the time of the current task's micro-batch.
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What a task knows of its micro-batch.
+
+    Parameters
+    ----------
+    progress
+        Where time stands.
+    checkpoint
+        Folder of the query's checkpoint; None outside of a job.
+    number
+        Of the micro-batch.
+    pinned
+        Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
+    """
+
+    progress: Progress
+    checkpoint: Path | None = None
+    number: int = 0
+    pinned: int | None = None
+
+
+def micro_batch_of_task() -> MicroBatch:
+    """Return the current task's micro-batch.
 
     Called in a Python worker, at the first call of an operator in each task. In a query that is not a
     job of ours there is no watermark, and the wall clock stands for the processing time.
@@ -41,29 +63,30 @@ def progress_of_task() -> Progress:
     folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
     batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)
     if folder is None or batch is None:
-        return Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, wall_ms())
-    return progress_of(Path(folder), int(batch))
+        return MicroBatch(Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, wall_ms()))
+    return micro_batch_of(Path(folder), int(batch))
 
 
-def progress_of(checkpoint: Path, batch: int) -> Progress:
-    """Return the time of a micro-batch of the query whose checkpoint lies in a folder.
+def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
+    """Return a micro-batch of the query whose checkpoint lies in a folder.
 
     Not to be kept beyond a task: behind a rewind the entry is another one.
     """
-    processing_time_ms, watermark_ms = _logged(checkpoint, batch)
+    processing_time_ms, here = _logged(checkpoint, number)
     try:
-        before_ms = _logged(checkpoint, batch - 1)[1] if batch else MIN_WATERMARK_MS
+        before_ms = _logged(checkpoint, number - 1)[1].time.watermark_ms if number else MIN_WATERMARK_MS
     except FileNotFoundError:
         # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
         before_ms = MIN_WATERMARK_MS
-    return Progress(min(before_ms, watermark_ms), watermark_ms, processing_time_ms)
+    watermark_ms = here.time.watermark_ms
+    progress = Progress(min(before_ms, watermark_ms), watermark_ms, processing_time_ms)
+    return MicroBatch(progress, checkpoint, number, here.pinned_batch)
 
 
-def _logged(checkpoint: Path, batch: int) -> tuple[int, int]:
-    """Return processing time and watermark of an entry."""
-    version, facts, *offsets = (checkpoint / OFFSETS / str(batch)).read_text("utf-8").strip().split("\n")
+def _logged(checkpoint: Path, number: int) -> tuple[int, ControlOffset]:
+    """Return processing time and control offset of an entry."""
+    version, facts, *offsets = (checkpoint / OFFSETS / str(number)).read_text("utf-8").strip().split("\n")
     if version != "v1":
-        raise ValueError(f"Spark's offset log entry {batch} has version {version[:20]!r}")
-    control: list[Any] = [json.loads(text) for text in offsets if f'"{OFFSET_KEY}"' in text]
-    marks = [int(offset.get(WATERMARK_KEY, MIN_WATERMARK_MS)) for offset in control]
-    return int(json.loads(facts)["batchTimestampMs"]), max(marks, default=MIN_WATERMARK_MS)
+        raise ValueError(f"Spark's offset log entry {number} has version {version[:20]!r}")
+    control: list[Any] = [json.loads(text) for text in offsets if f'"{CHECKPOINT_KEY}"' in text]
+    return int(json.loads(facts)["batchTimestampMs"]), ControlOffset.newest(control)

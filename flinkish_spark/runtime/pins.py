@@ -37,6 +37,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import Json
+from flinkish_spark.runtime.base_files import bases_up_to
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.state_files import (
     STATE,
@@ -193,6 +194,7 @@ class SparkPins:
             try:
                 names = [name for store in stores for name in files_of(self._state, store)]
                 names += operator_files(self._state, stores)
+                names += bases_up_to(self._state, int(decision.batch))
                 return self._link_all(names)
             except (StateFileGone, FileNotFoundError) as error:
                 # Spark's maintenance puts a new snapshot in the place of older files.

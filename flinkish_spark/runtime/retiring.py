@@ -48,16 +48,23 @@ class CompletedCheckpoints:
         #: Decisions and receipts never change, so each is read once.
         self._known: dict[CheckpointId, CheckpointFact] = {}
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: Decision) -> bool:
         """Pin a checkpoint that sinks are about to commit.
 
         That may take long, while Spark goes on and cleans up; and if what it staged since cannot be kept,
         this is the state that the job goes back to. What goes wrong here is tried again behind the receipt.
+
+        Returns
+        -------
+        bool
+            Whether it is pinned.
         """
         try:
             self._pins.pin(decision)
         except (StoreError, CorruptObjectError) as error:
             LOG.warning("checkpoint %s is pinned later: %s", decision.checkpoint, error)
+            return False
+        return True
 
     def completed(self, decision: Decision) -> None:
         """Pin a confirmed checkpoint and delete those beyond the retained ones.

@@ -45,6 +45,7 @@ from flinkish_spark.runtime.columns import ROUTE
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.runtime.state_files import STATE
 from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
@@ -184,7 +185,7 @@ def export_state(
             groups = operators[instance.uid].max_parallelism
             routes = Routing(groups, shuffle_partitions).of_group
             by_route = {route: group for group, route in enumerate(routes)}
-            bases = checkpoint_location / BASES
+            bases = checkpoint_location / STATE / BASES
             write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
             state = reader.read.format("statestore").option("batchId", str(decision.batch))
             state = state.option("operatorId", str(number))
