@@ -11,7 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flinkish_spark import MemorySink, RestoreSettings, ValueStateDescriptor, VectorizedProcessFunction
+from flinkish_spark import (
+    MemorySink,
+    RestoreSettings,
+    UnpositionedSources,
+    ValueStateDescriptor,
+    VectorizedProcessFunction,
+)
 from flinkish_spark.operators.vectorized import count_by_key
 from flinkish_spark.savepoints.reading import read_state
 from tests.support import await_that, environment, rows
@@ -85,7 +91,8 @@ def test_big_groups_go_on_over_restarts_and_into_savepoints(spark: Any, tmp_path
 
     feed(tmp_path / "more", "0", range(10))
     other = MemorySink(f"{tmp_path}-other")
-    restored = RestoreSettings(str(tmp_path / "savepoint"))
+    begins = UnpositionedSources.BEGIN_WHERE_THEY_ARE
+    restored = RestoreSettings(str(tmp_path / "savepoint"), unpositioned=begins)
     env = job(spark, tmp_path / "new", tmp_path / "more", other, restore=restored)
     client = env.execute_async()
     await_that(lambda: rows(client, "out") == 10, client)
