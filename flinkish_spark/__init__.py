@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from flinkish_spark.runtime.listeners import JobListener, QuietListener
     from flinkish_spark.runtime.master_hooks import UnknownHookState
     from flinkish_spark.runtime.settings import JobProgress, Standby
+    from flinkish_spark.savepoints.reading import read_state
     from flinkish_spark.savepoints.settings import RestoreSettings
     from flinkish_spark.session import (
         configure_spark_with_delta_jars,
@@ -185,6 +186,7 @@ _PUBLIC = {
     "runtime.listeners": ("JobListener", "QuietListener"),
     "runtime.master_hooks": ("UnknownHookState",),
     "runtime.settings": ("JobProgress", "Standby"),
+    "savepoints.reading": ("read_state",),
     "savepoints.settings": ("RestoreSettings",),
     "session": (
         "configure_spark_with_delta_jars",
@@ -376,6 +378,7 @@ __all__ = [
     "configure_spark_with_delta_jars",
     "configure_spark_with_jars",
     "configure_spark_with_packages",
+    "read_state",
     "register",
 ]
 
