@@ -22,7 +22,7 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import Combiner
-from flinkish_spark.runtime.group_runners import RowShape
+from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, Origins
 from flinkish_spark.runtime.row_blocks import (
@@ -118,26 +118,29 @@ def plan_keyed(
         rows = _seeded(rows, given.seed, node.uid, routing)
     main = _main_output(node, given, folded)
     outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
-    shape = RowShape(
+    came = InputShape(
+        schema=arrow_schema(sent.schema),
         fields=tuple(given.schema.names if folded is None else folded.aggregation.names),
         field_columns=sent.field_names,
         key_columns=sent.key_names,
+        is_behind_operator=given.source is None,
+    )
+    shape = RowShape(
+        inputs=(came,),
         key_types=sent.key_types,
         outputs=outputs,
         side_names=tuple(side.tag.name for side in sides),
-        is_behind_operator=given.source is None,
         with_times=C.TIME in sent.schema.names,
     )
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
         operator=_operator(node, given.schema, folded, has_times=shape.with_times),
-        input_schema=arrow_schema(sent.schema),
         shape=shape,
-        upstream_channels=given.channels,
+        upstream_channels=(given.channels,),
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
-        origins=given.origins,
+        origins=(given.origins,),
         reporter=given.number,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
@@ -235,8 +238,12 @@ def _routed(given: KeyedInput, transport: _Transport, routing: Routing, folded: 
         sent = _named(records.select(*transport.columns, *marks), given.source)
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
         packed = sent.select(own_route.alias(C.ROUTE), *names, *marks).mapInArrow(packer, PACKED)
+        # A barrier's sequence says which input it is for, as that of a block does.
+        is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+        sequence = F.when(is_barrier, F.lit(packer.number).cast("long")).otherwise(F.col(C.SEQUENCE))
+        control: list[Column | str] = [*C.CONTROL[:-1], sequence.alias(C.SEQUENCE)]
         spread = barriers.select(
-            F.explode(_control_routes(given, routing)).alias(C.ROUTE), *C.CONTROL, no_block
+            [F.explode(_control_routes(given, routing)).alias(C.ROUTE), *control, no_block]
         )
         return packed.unionByName(named_scan(spread, ScanRole.BARRIERS))
     (both,) = given.frames

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, GroupRun, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
-from flinkish_spark.operators.key_index import KeyIndex
+from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
@@ -26,33 +26,58 @@ from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, as_schema, b
 
 
 @dataclass(frozen=True)
+class InputShape:
+    """How the rows of one input come into an operator; travels in the plan.
+
+    Parameters
+    ----------
+    schema
+        Of the blocks.
+    fields, field_columns
+        Names of the records' fields, and of the columns that hold them.
+    key_columns
+        Of the key. A key that is a field has that field's column.
+    is_behind_operator
+        Whether rows say by their sequence on which side of the watermark they are; those of a source are
+        all behind it.
+    """
+
+    schema: pa.Schema
+    fields: tuple[str, ...]
+    field_columns: tuple[str, ...]
+    key_columns: tuple[str, ...]
+    is_behind_operator: bool = False
+
+    def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
+        """Return which rows are on one side of the watermark, in their order."""
+        if not self.is_behind_operator:
+            return np.arange(0 if is_before else rows.num_rows)
+        found: Array = np.flatnonzero((rows.column(C.SEQUENCE).to_numpy() < BEHIND) == is_before)
+        return found
+
+
+@dataclass(frozen=True)
 class RowShape:
     """How rows come into an operator and how they go out of it; travels in the plan.
 
     Parameters
     ----------
-    fields, field_columns
-        Names of the records' fields, and of the columns that hold them.
-    key_columns, key_types
-        Of the key. A key that is a field has that field's column.
+    inputs
+        One, or two.
+    key_types
+        Of the key, the same for all inputs.
     outputs
         Fields of the main output, then of each side output.
     side_names
         Names of the side outputs.
-    is_behind_operator
-        Whether rows say by their sequence on which side of the watermark they are; those of a source are
-        all behind it.
     with_times
         Whether rows that go out have their event time beside them.
     """
 
-    fields: tuple[str, ...]
-    field_columns: tuple[str, ...]
-    key_columns: tuple[str, ...]
+    inputs: tuple[InputShape, ...]
     key_types: tuple[T.DataType, ...]
     outputs: tuple[T.StructType, ...]
     side_names: tuple[str, ...] = ()
-    is_behind_operator: bool = False
     with_times: bool = False
 
     @property
@@ -78,24 +103,26 @@ class OutRows:
     rows: pa.RecordBatch
 
 
+#: The rows of each input in their canonical order; None where an input has none.
+InputRows = Sequence[pa.RecordBatch | None]
+
+
 class GroupRunner(Protocol):
     """An opened operator."""
 
     layout: GroupLayout
 
-    def process(
-        self, rows: pa.RecordBatch | None, group: GroupState, progress: Progress
-    ) -> Iterator[OutRows]:
-        """Work through rows in their canonical order, None for none; the group's state is changed behind it.
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """Work through the rows of a key group; the group's state is changed behind it.
 
         Raises
         ------
         ElementFailed, TimerFailed, OutputError
-                The function is to blame; nothing of the micro-batch counts.
+            The function is to blame; nothing of the micro-batch counts.
         """
 
-    def row_of(self, rows: pa.RecordBatch, failure: ElementFailed) -> int:
-        """Return which of the rows an element is at which the function failed."""
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """Return the input, and which of its rows is the element at which the function failed."""
 
 
 class ElementRunner:
@@ -107,44 +134,37 @@ class ElementRunner:
         self._shape = shape
         self._run = GroupRun(operator, uid, max_parallelism)
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
-        self._reader = RowReader(shape.fields, shape.field_columns, shape.key_columns)
+        self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._schemas = shape.block_schemas
         self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
 
-    def process(
-        self, rows: pa.RecordBatch | None, group: GroupState, progress: Progress
-    ) -> Iterator[OutRows]:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`GroupRunner`."""
-        parts = [] if rows is None else self._parts(rows)
         hash_of = dict[object, int]()
-        inputs: list[list[Elements]] = []
-        for part in parts:
-            keys, values = self._reader.read(part)
-            hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
-            times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
-            inputs.append([Elements(keys, values, times)] if len(keys) else [])
-        before, behind = inputs if len(inputs) == 2 else ([], inputs[0] if inputs else [])
+        sides: dict[bool, list[Elements]] = {True: [], False: []}
+        for source, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
+            for is_before, elements in sides.items():
+                part = _part(rows, shape, is_before=is_before)
+                if part is None:
+                    continue
+                keys, values = self._readers[source].read(part)
+                hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
+                times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
+                elements.append(Elements(keys, values, times, source))
         group.load(self._run, hash_of, progress)
-        emitted = self._run.run(before, progress, behind)
+        emitted = self._run.run(sides[True], progress, sides[False])
         group.store(self._run)
         yield from self._written(emitted)
 
-    def row_of(self, rows: pa.RecordBatch, failure: ElementFailed) -> int:
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""
-        parts = self._parts(rows)
-        if len(parts) == 1:
-            return failure.at
-        is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
-        return int(np.flatnonzero(is_before == failure.is_before)[failure.at])
-
-    def _parts(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return the rows before and behind the watermark, or all of them where all are behind it."""
-        if not self._shape.is_behind_operator:
-            return [rows]
-        is_behind = rows.column(C.SEQUENCE).to_numpy() >= BEHIND
-        if is_behind.all():
-            return [rows]
-        return [rows.filter(pa.array(~is_behind)), rows.filter(pa.array(is_behind))]
+        at = failure.at
+        for source, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
+            places = [] if rows is None else shape.places(rows, is_before=failure.is_before).tolist()
+            if at < len(places):
+                return source, places[at]
+            at -= len(places)
+        raise AssertionError(f"there is no element {failure.at}")
 
     def _written(self, emitted: Emitted) -> Iterator[OutRows]:
         yield from self._output(0, emitted.rows, emitted.times_ms, emitted.before)
@@ -177,26 +197,26 @@ class ElementRunner:
 
 
 class BatchRunner:
-    """Runs a :class:`VectorizedProcessFunction`, all rows of a key group at once."""
+    """Runs a :class:`VectorizedProcessFunction`, all rows of a key group at once; it has one input."""
 
     def __init__(
         self, function: VectorizedProcessFunction, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
         self._function, self._shape = function, shape
+        (self._input,) = shape.inputs
         states = KeyedStates(uid, max_parallelism)
         function.open(states)
         self.layout = GroupLayout.of(states, shape.key_types)
         self._schema = shape.block_schemas[0]
-        self._columns = dict(zip(shape.field_columns, shape.fields, strict=True))
+        self._columns = dict(zip(self._input.field_columns, self._input.fields, strict=True))
 
-    def process(
-        self, rows: pa.RecordBatch | None, group: GroupState, progress: Progress
-    ) -> Iterator[OutRows]:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`GroupRunner`."""
+        (rows,) = inputs
         if rows is None:
             return
         index = KeyIndex.of(
-            rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in self._shape.key_columns]
+            rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in self._input.key_columns]
         )
         times = rows.column(C.TIME).to_numpy() if C.TIME in rows.schema.names else None
         context = BatchContext(index, times, progress, group)
@@ -207,9 +227,9 @@ class BatchRunner:
             yield OutRows(0, first, self._checked(out))
             first += out.num_rows
 
-    def row_of(self, rows: pa.RecordBatch, failure: ElementFailed) -> int:
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`; there are no elements."""
-        return failure.at
+        return 0, failure.at
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch as it was declared; columns are found by their names."""
@@ -224,3 +244,13 @@ class BatchRunner:
             )
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise OutputError(f"emitted a wrong column: {error}") from error
+
+
+def _part(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
+    """Return the rows on one side of the watermark; None if there are none."""
+    if rows is None:
+        return None
+    places = shape.places(rows, is_before=is_before)
+    if not len(places):
+        return None
+    return rows if len(places) == rows.num_rows else rows.take(pa.array(places))

@@ -32,7 +32,14 @@ from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.base_files import BASES, BaseFiles, MappedBases
-from flinkish_spark.runtime.group_runners import BatchRunner, ElementRunner, GroupRunner, OutRows, RowShape
+from flinkish_spark.runtime.group_runners import (
+    BatchRunner,
+    ElementRunner,
+    GroupRunner,
+    InputRows,
+    OutRows,
+    RowShape,
+)
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import STATE
@@ -82,12 +89,10 @@ class KeyedOperatorSpec:
         The operator's stable name, and its number of key groups.
     operator
         Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
-    input_schema
-        Of the blocks that come in.
     shape
-        What of them are fields and keys, and what goes out.
+        How rows come in and go out.
     upstream_channels
-        Whose barriers must arrive, each once, before this operator passes one on.
+        By input, whose barriers must arrive, each once, before this operator passes one on.
     group_of_route
         Key group by the route that carries its records.
     barrier_routes
@@ -99,12 +104,11 @@ class KeyedOperatorSpec:
     uid: str
     max_parallelism: int
     operator: KeyedStreamOperator | VectorizedProcessFunction
-    input_schema: pa.Schema
     shape: RowShape
-    upstream_channels: ExpectedChannels
+    upstream_channels: tuple[ExpectedChannels, ...]
     group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
-    origins: Origins
+    origins: tuple[Origins, ...]
     reporter: int = 0
 
 
@@ -154,25 +158,32 @@ class KeyedOperator:
         for kind, first, channel, second in passing.to_numpy().tolist():
             yield _Out(kind, first, channel, second)
         barriers = frame[kinds == int(C.Kind.BARRIER)]
-        channels = barriers[C.CHANNEL].to_numpy(dtype=np.int64).tolist()
         checkpoints = set(barriers[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
-        expected = expected_of(channels, self.spec.upstream_channels)
-        if len(checkpoints) == 1 and sorted(channels) == sorted(expected):
+        if len(checkpoints) == 1 and self._is_complete(barriers):
             (checkpoint,) = checkpoints
             yield _Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
+
+    def _is_complete(self, barriers: pd.DataFrame) -> bool:
+        """Whether each input has shown the barriers of all of its channels; their sequence is the input."""
+        for number, upstream in enumerate(self.spec.upstream_channels):
+            own = barriers[C.CHANNEL][barriers[C.SEQUENCE].to_numpy() == number]
+            channels = own.to_numpy(dtype=np.int64).tolist()
+            if sorted(channels) != sorted(expected_of(channels, upstream)):
+                return False
+        return True
 
     def _group(self, group: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
         spec, runner = self.spec, self._opened()
         try:
             stored = self._stored(group, frame, state)
-            blocks = frame[C.BLOCK][frame[C.KIND].to_numpy() == int(C.Kind.RECORD)].tolist()
+            records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
             is_woken = bool((frame[C.KIND].to_numpy() == int(C.Kind.WAKE)).any())
-            if not blocks and not is_woken:
+            if records.empty and not is_woken:
                 return []
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
             due_before = _next_due_ms(entries)
-            out = self._process(runner, entries, in_order(blocks, spec.input_schema) if blocks else None)
+            out = self._process(runner, entries, self._inputs(records))
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else POLICY
                 state.update((entries.dump(group, policy),))
@@ -205,16 +216,23 @@ class KeyedOperator:
         state.update((value,))
         return value
 
-    def _process(
-        self, runner: GroupRunner, entries: GroupState, rows: pa.RecordBatch | None
-    ) -> list[OutRows]:
+    def _inputs(self, records: pd.DataFrame) -> list[pa.RecordBatch | None]:
+        """Return the rows of each input in their order; the sequence of a block is its input."""
+        found: list[pa.RecordBatch | None] = []
+        for number, shape in enumerate(self.spec.shape.inputs):
+            blocks = records[C.BLOCK][records[C.SEQUENCE].to_numpy() == number].tolist()
+            found.append(in_order(blocks, shape.schema) if blocks else None)
+        return found
+
+    def _process(self, runner: GroupRunner, entries: GroupState, inputs: InputRows) -> list[OutRows]:
         try:
-            return list(runner.process(rows, entries, self._micro_batch().progress))
+            return list(runner.process(inputs, entries, self._micro_batch().progress))
         except ElementFailed as failure:
+            number, at = runner.row_of(inputs, failure)
+            rows = inputs[number]
             assert rows is not None
-            at = runner.row_of(rows, failure)
             channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
-            origin = self.spec.origins.describe(channel, sequence)
+            origin = self.spec.origins[number].describe(channel, sequence)
             raise self._blame(str(failure), failure.error, **origin) from failure.error
         except TimerFailed as failure:
             facts = {"timer_ms": failure.timer.time_ms, "time_domain": failure.domain.value}

@@ -157,6 +157,8 @@ class BlockPacker:
         Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
     report
         Who says on each channel how far event time has come, and by which route; None where nobody does.
+    number
+        Of the operator's input that the rows are for; it stands in the blocks' sequence.
     combine
         Makes fewer rows of those that are held, before they are packed; None where all of them travel.
     rows
@@ -166,6 +168,7 @@ class BlockPacker:
     schema: pa.Schema
     report: TimeReport | None = None
     combine: Combine | None = None
+    number: int = 0
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -192,10 +195,9 @@ class BlockPacker:
 
     def _packed(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
-        return packed(rows if self.combine is None else self.combine(rows), self.schema)
+        return packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
 
-    @staticmethod
-    def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    def _apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """Return routes with records, and control rows, if rows of both kinds come in."""
         if C.KIND not in batch.schema.names:
             return batch, None
@@ -204,7 +206,10 @@ class BlockPacker:
         if is_record.all():
             return records, None
         control = batch.filter(pa.array(~is_record))
-        columns = [control.column(name) for name in (C.ROUTE, *CONTROL.names)]
+        columns = [control.column(name) for name in (C.ROUTE, *CONTROL.names[:-1])]
+        # A barrier's sequence says which input it is for, as that of a block does.
+        is_barrier = control.column(C.KIND).to_numpy() == int(C.Kind.BARRIER)
+        columns.append(pa.array(np.where(is_barrier, self.number, control.column(C.SEQUENCE).to_numpy())))
         nothing = pa.array([b""] * control.num_rows, pa.binary())
         rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
         return records.filter(pa.array(is_record)), rows
@@ -215,8 +220,8 @@ def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
     return records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records
 
 
-def packed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return blocks of rows whose first column is the route."""
+def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
+    """Return blocks of rows whose first column is the route; `number` is the input that they are for."""
     routes = rows.column(0).to_numpy()
     # Numpy sorts 16-bit numbers by radix, several times as fast; most routes are that small.
     narrow = routes.astype(np.uint16) if routes.max(initial=0) < 1 << 16 else routes
@@ -234,7 +239,7 @@ def packed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = [
         pa.array(ordered[begins], pa.int32()),
         pa.array(np.full(count, _RECORD, dtype=np.int32)),
-        *[pa.array(np.zeros(count, dtype=np.int64)) for _ in range(3)],
+        *[pa.array(np.full(count, value, dtype=np.int64)) for value in (0, 0, number)],
         pa.array(blocks, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_PACKED)

@@ -42,7 +42,7 @@ from flinkish_spark.operators.vectorized_aggregates import (
 )
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import BatchRunner, RowShape
+from flinkish_spark.runtime.group_runners import BatchRunner, InputShape, RowShape
 from flinkish_spark.state import StateTtl
 from flinkish_spark.testing.operator_harness import MemoryBases
 from tests.joins_support import harness
@@ -223,9 +223,8 @@ def test_one_column_alone_is_kept_as_it_is() -> None:
 def test_the_second_step_runs_where_functions_over_columns_run() -> None:
     input_type = "k STRING, n LONG, v DOUBLE"
     aggregation = element_aggregation(FieldAggregate(Fold.MAX, "v"), input_type)
-    shape = RowShape(
-        ("k", "n", "v"), ("c0", "c1", "c2"), ("c0",), (T.StringType(),), (parse_ddl(input_type),)
-    )
+    came = InputShape(pa.schema([]), ("k", "n", "v"), ("c0", "c1", "c2"), ("c0",))
+    shape = RowShape((came,), (T.StringType(),), (parse_ddl(input_type),))
     runner = BatchRunner(MergePartials(aggregation), "op", 4, shape)
     value, seen = None, []
     for rows in ([("a", 1, 0.5), ("b", 2, NAN), ("a", 3, 1.5)], [("a", 4, 1.0), ("b", 5, 9.0)]):
@@ -237,7 +236,7 @@ def test_the_second_step_runs_where_functions_over_columns_run() -> None:
         arrays = [hashes, *combined.partials.columns]
         given = pa.RecordBatch.from_arrays(arrays, names=[C.KEY_HASH, "c0", "c1", "c2"])
         group = GroupState(runner.layout, value, MemoryBases())
-        out = list(runner.process(given, group, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)))
+        out = list(runner.process([given], group, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)))
         value = group.dump(0, BasePolicy())
         seen.append(
             plain(zip(*(column.to_pylist() for one in out for column in one.rows.columns), strict=True))

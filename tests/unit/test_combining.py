@@ -31,13 +31,14 @@ def folding(columns):
     kept = (C.ROUTE, *(field.name for field in CONTROL), "c0")
     combiner = Combiner(aggregation, kept, ("c0",), (("c0", "user"), ("c1", "amount")))
     op = operator()
-    shape = replace(
-        op.spec.shape,
+    came = replace(
+        op.spec.shape.inputs[0],
+        schema=schema,
         fields=tuple(aggregation.names),
         field_columns=tuple(field.name for field in partials),
-        outputs=(fields,),
     )
-    op.spec = replace(op.spec, operator=MergePartials(aggregation), input_schema=schema, shape=shape)
+    shape = replace(op.spec.shape, inputs=(came,), outputs=(fields,))
+    op.spec = replace(op.spec, operator=MergePartials(aggregation), shape=shape)
     return BlockPacker(schema, combine=combiner), op
 
 

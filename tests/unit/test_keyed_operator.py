@@ -13,12 +13,14 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import KeyedProcessFunction, OutputTag, ValueStateDescriptor
+from flinkish_spark.functions import KeyedCoProcessFunction
+from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.stored_groups import describe_group
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
-from flinkish_spark.runtime.group_runners import RowShape
+from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import (
@@ -76,29 +78,29 @@ def operator(
     channels=frozenset({0}),
     sides=(),
     is_behind_operator=False,
+    inputs=1,
 ):
     function = function or RunningTotal()
     runs = KeyedProcessOperator(function) if isinstance(function, KeyedProcessFunction) else function
+    if isinstance(function, KeyedCoProcessFunction):
+        runs = KeyedCoProcessOperator(function)
+    came = InputShape(arrow_schema(INPUT), ("user", "amount"), ("c0", "c1"), ("c0",), is_behind_operator)
     shape = RowShape(
-        fields=("user", "amount"),
-        field_columns=("c0", "c1"),
-        key_columns=("c0",),
+        inputs=(came,) * inputs,
         key_types=(T.StringType(),),
         outputs=(parse_ddl(output), *(parse_ddl(tag.output) for tag in sides)),
         side_names=tuple(tag.name for tag in sides),
-        is_behind_operator=is_behind_operator,
     )
     return KeyedOperator(
         KeyedOperatorSpec(
             uid="totals",
             max_parallelism=128,
             operator=runs,
-            input_schema=arrow_schema(INPUT),
             shape=shape,
-            upstream_channels=channels,
+            upstream_channels=(channels,) * inputs,
             group_of_route={7: 5},
             barrier_routes={99: 1},
-            origins=Origins(("orders",)),
+            origins=(Origins(("orders",)),) * inputs,
             reporter=3,
         )
     )
@@ -117,9 +119,9 @@ def records(rows, channel=0, start=0, route=7):
     return pa.RecordBatch.from_pydict(columns)
 
 
-def frame(rows, channel=0, start=0):
+def frame(rows, channel=0, start=0, number=0):
     """What an operator gets of some rows of one key group."""
-    (packed,) = BlockPacker(arrow_schema(INPUT))(iter([records(rows, channel, start)]))
+    (packed,) = BlockPacker(arrow_schema(INPUT), number=number)(iter([records(rows, channel, start)]))
     return packed.to_pandas()
 
 
@@ -163,8 +165,8 @@ def test_large_integers_survive_beside_nulls():
     assert run(operator(), [frame([("a", big), (None, 1)])], State())[0] == ("a", big, 1)
 
 
-def barrier(channels, checkpoints=(3,)):
-    rows = [control(C.Kind.BARRIER, one, channel) for one in checkpoints for channel in channels]
+def barrier(channels, checkpoints=(3,), number=0):
+    rows = [control(C.Kind.BARRIER, one, channel, number) for one in checkpoints for channel in channels]
     return pd.concat(rows, ignore_index=True)
 
 
@@ -182,6 +184,42 @@ def test_a_barrier_passes_only_when_every_channel_showed_it_once(channels, passe
 
 def test_barriers_of_two_checkpoints_do_not_pass():
     assert not list(operator()((99,), [barrier([0], (3, 4))], State()))
+
+
+class Both(KeyedCoProcessFunction):
+    """The left side counts, the right side asks."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+
+    def process_element1(self, value, ctx):
+        if value.amount == 13:
+            raise RuntimeError("unlucky")
+        self.total.update(self.total.value() + value.amount)
+
+    def process_element2(self, value, ctx):
+        if value.amount == 13:
+            raise RuntimeError("unlucky, too")
+        yield value.user, self.total.value(), value.amount
+
+
+def test_two_inputs_share_the_state_of_a_key():
+    op, state = operator(Both(), inputs=2), State()
+    given = [frame([("a", 1), ("b", 2), ("a", 4)]), frame([("a", -1), ("c", -2)], number=1)]
+    assert run(op, given, state) == [("a", 5, -1), ("c", 0, -2)]
+    assert run(op, [frame([("b", -3)], number=1)], state) == [("b", 2, -3)]
+    with pytest.raises(OperatorFailed, match='"offset": 1, "error": "RuntimeError: unlucky"'):
+        run(op, [frame([("a", 1), ("a", 13)]), frame([("a", 1)], number=1)], state)
+    with pytest.raises(OperatorFailed, match='"offset": 41, "error": "RuntimeError: unlucky, too"'):
+        run(op, [frame([("a", 1)]), frame([("a", 1), ("a", 13)], start=40, number=1)], state)
+
+
+def test_a_barrier_passes_only_when_both_inputs_showed_it():
+    op = operator(Both(), inputs=2)
+    left, right = barrier([0]), barrier([0], number=1)
+    assert len(list(op((99,), [pd.concat([left, right], ignore_index=True)], State()))) == 1
+    for missing in (left, right, pd.concat([left, left], ignore_index=True)):
+        assert not list(op((99,), [missing], State()))
 
 
 def test_a_report_passes_by_unchanged():
@@ -448,8 +486,9 @@ class AtItsTime(KeyedProcessFunction):
 def test_rows_go_out_with_their_times():
     op = operator(AtItsTime())
     timed = T.StructType([*INPUT.fields, T.StructField(C.TIME, T.LongType())])
-    shape = replace(op.spec.shape, with_times=True)
-    op.spec = replace(op.spec, input_schema=arrow_schema(timed), shape=shape)
+    came = replace(op.spec.shape.inputs[0], schema=arrow_schema(timed))
+    shape = replace(op.spec.shape, inputs=(came,), with_times=True)
+    op.spec = replace(op.spec, shape=shape)
     rows = records([("a", 1), ("b", 0)]).append_column(C.TIME, pa.array([1000, None], pa.int64()))
     (packed,) = BlockPacker(arrow_schema(timed))(iter([rows]))
     unpacker = BlockUnpacker(shape.outputs, with_times=True)
