@@ -13,31 +13,16 @@ delete the files that they named once (:mod:`flinkish_spark.operators.group_stat
 from __future__ import annotations
 
 import mmap
-import re
 import secrets
 from collections import OrderedDict
 from pathlib import Path
 
 from flinkish_spark.operators.frames import Frame, FrameError, unpack_frame
 from flinkish_spark.operators.group_state import BaseRef
+from flinkish_spark.runtime.state_files import BASE_NAME
 
-#: Below Spark's folder of state. Its own folders there are numbers, and it takes no notice of others.
-BASES = "bases"
-_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 #: Mapped files that a worker keeps; one key group has one.
 _MAPPED_FILES = 4096
-
-
-def bases_up_to(state: Path, batch: int) -> list[str]:
-    """Return the files, below the folder of state, that the state behind a micro-batch may name.
-
-    Those that it does not name any more are among them until a task has deleted them.
-    """
-    found = []
-    for path in sorted((state / BASES).glob("*/*")):
-        if _NAME.fullmatch(path.name) and int(path.name.split("-")[1]) <= batch:
-            found.append(path.relative_to(state).as_posix())
-    return found
 
 
 class MappedBases:
@@ -80,7 +65,7 @@ class MappedBases:
 
     def path(self, name: str) -> Path:
         """Return where a file lies; its name comes from a state value and becomes a path."""
-        if not _NAME.fullmatch(name):
+        if not BASE_NAME.fullmatch(name):
             raise FrameError(f"{name!r} is not the name of a base")
         return self.folder / name
 

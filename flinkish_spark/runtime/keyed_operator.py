@@ -31,7 +31,7 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
-from flinkish_spark.runtime.base_files import BASES, BaseFiles, MappedBases
+from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.runtime.group_runners import (
     BatchRunner,
     ElementRunner,
@@ -42,7 +42,7 @@ from flinkish_spark.runtime.group_runners import (
 )
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
-from flinkish_spark.runtime.state_files import STATE
+from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.

@@ -37,11 +37,11 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import Json
-from flinkish_spark.runtime.base_files import bases_up_to
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.state_files import (
     STATE,
     StateFileGone,
+    bases_up_to,
     checksum_names,
     files_of,
     is_versioned,

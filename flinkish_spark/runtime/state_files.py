@@ -15,6 +15,7 @@ the files that must not be lost. commits/N names the ids of version N+1.
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -28,6 +29,10 @@ from flinkish_spark.errors import CorruptObjectError
 
 #: Folder of the state below Spark's checkpoint.
 STATE = "state"
+#: Below it, bases of big key groups: ``bases/<operator>/<key group>-<micro-batch>-<random>``. Spark's own
+#: folders are numbers, and it takes no notice of others.
+BASES = "bases"
+BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 _METADATA = "_metadata"
 #: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.
 _LZ4_MAGIC = b"LZ4Block"
@@ -129,6 +134,18 @@ def files_of(state: Path, store: StoreVersion) -> tuple[str, ...]:
         return tuple(f"{store.folder}/{name}" for name in found)
     except FileNotFoundError as error:
         raise StateFileGone(str(error.filename)) from error
+
+
+def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
+    """Return the bases, below `state`, that the state behind a micro-batch may name.
+
+    Those that it does not name any more are among them until a task has deleted them.
+    """
+    return tuple(
+        path.relative_to(state).as_posix()
+        for path in sorted((state / BASES).glob("*/*"))
+        if BASE_NAME.fullmatch(path.name) and int(path.name.split("-")[1]) <= batch
+    )
 
 
 def operator_files(state: Path, stores: Sequence[StoreVersion]) -> tuple[str, ...]:

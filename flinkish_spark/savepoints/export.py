@@ -40,12 +40,12 @@ from flinkish_spark.protocol.savepoints import (
     state_path,
 )
 from flinkish_spark.protocol.scans import PlanLayout
-from flinkish_spark.runtime.base_files import BASES, BaseFiles, MappedBases
+from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.runtime.columns import ROUTE
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.runtime.state_files import STATE
+from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
