@@ -23,7 +23,7 @@ class Manager:
 
     def __init__(self, spark: SparkSession, name: str, folder: Path) -> None:
         self._jvm, self._folder = jvm(spark), folder
-        conf = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        conf = spark._jsc.hadoopConfiguration()
         made: Any = self._jvm
         for part in name.split("."):
             made = getattr(made, part)
@@ -110,7 +110,10 @@ def test_no_process_is_started_for_a_file(spark: SparkSession, ours: Manager, tm
         """Page faults of processes that the JVM has waited for; each process has hundreds."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
 
+    untouched = faults_of_children()
+    jvm(spark).java.lang.Runtime.getRuntime().exec("true").waitFor()
     before = faults_of_children()
+    assert before > untouched, "a process would be seen"
     for number in range(20):
         ours.write(str(number), b"", overwrite=number % 2 == 0)
     assert faults_of_children() == before
