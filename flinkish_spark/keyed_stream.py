@@ -22,7 +22,7 @@ from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, Re
 from flinkish_spark.graph.declared import check_can_be_sent, check_max_parallelism, output_schema
 from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.stream_graph import KeyedNode, StreamNode
+from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode, StreamNode
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windowed_stream import WindowedStream
@@ -245,7 +245,8 @@ class KeyedStream:
         groups = self._groups(max_parallelism)
         check_can_be_sent(function, "of operator", uid)
         fields = None if output is None else output_schema(output, uid)
-        node = KeyedNode(graph.check_uid(uid), self._node, self._keys, function, fields, groups)
+        entries = (KeyedEntry(self._node, self._keys),)
+        node = KeyedNode(graph.check_uid(uid), entries, function, fields, groups)
         graph.operators.append(node)
         from flinkish_spark.datastream import DataStream  # the two make each other
 

@@ -41,16 +41,16 @@ class Beginning:
     def label(self, chain: Chain) -> str:
         """Return what tells the beginning of a chain from others; empty where it begins with nothing."""
         begins = self._of(chain)
-        return "" if begins is None else _digest([begins.position, dict(begins.states)])
+        return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
 
-    def positioned(self, node: SourceNode, chain: Chain) -> Source:
-        """Return the node's source so that it begins where the seed says."""
+    def positioned(self, node: SourceNode, chain: Chain, name: str) -> Source:
+        """Return the node's source so that it begins where the seed says of that input of the chain."""
         begins = self._of(chain)
-        if begins is None or begins.position is None:
+        if begins is None or name not in begins.positions:
             return node.source
-        label = _digest(begins.position)
+        label = _digest(begins.positions[name])
         folder = self.folder / "begin" / f"{node.uid}-{label}"
-        return node.source.starting_at(SourceStart(begins.position, str(folder), label))
+        return node.source.starting_at(SourceStart(begins.positions[name], str(folder), label))
 
     def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:
         """Return key groups and state of an operator in a chain; None if it begins with nothing."""

@@ -52,6 +52,16 @@ def check_field_names(schema: T.StructType, what: str) -> None:
         seen.add(name.lower())
 
 
+def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> None:
+    """Raise SchemaError unless two streams that become one have the same fields in the same order."""
+    shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (first, other)]
+    if shown[0] != shown[1]:
+        raise SchemaError(
+            f"{what} unites a stream of ({shown[0]}) with one of ({shown[1]})",
+            what_to_do="give them the same fields in the same order, for example with transform()",
+        )
+
+
 def check_can_be_sent(function: object, what: str, uid: str) -> None:
     """Raise UserFunctionError if a function of the user's cannot be serialised."""
     from pyspark import cloudpickle

@@ -28,8 +28,8 @@ class OperatorFactory(Protocol):
     def needs_event_time(self) -> bool:
         """Whether it cannot work without timestamps."""
 
-    def create(self, schema: T.StructType) -> KeyedStreamOperator:
-        """Return the operator; called at each planning."""
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator for the fields of its inputs; called at each planning."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Windows:
         """Whether windows go by event time."""
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
-    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
-        return window_operator(self.spec, self.computation, ddl_of(schema))
+        return window_operator(self.spec, self.computation, ddl_of(schemas[0]))
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Reducing:
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
-    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
-        return ReduceOperator(self.reduce, ddl_of(schema), self.ttl)
+        return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Aggregating:
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
-    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
 
@@ -84,9 +84,9 @@ class FoldingElements:
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
-    def create(self, schema: T.StructType) -> KeyedStreamOperator:
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
-        ddl = ddl_of(schema)
+        ddl = ddl_of(schemas[0])
         return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 

@@ -11,109 +11,54 @@ output in the plan would run the operator twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plan_layout import layout_of, named_chain, named_scan
+from flinkish_spark.bridge.plan_layout import named_chain, named_scan
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.beginning import Beginning
-from flinkish_spark.graph.chains import chain_to
-from flinkish_spark.graph.declared import check_field_names
-from flinkish_spark.graph.keyed_plan import KeyedInput, plan_keyed
+from flinkish_spark.graph.chains import chains_to
+from flinkish_spark.graph.declared import check_field_names, check_same_fields
+from flinkish_spark.graph.keyed_input import KeyedInput
+from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
+from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
-from flinkish_spark.graph.sink_rows import PlannedSink, Transform, hashable
+from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
+    Base,
+    KeyedEntry,
+    KeyedNode,
+    Leg,
     SideNode,
     SourceNode,
     StreamGraph,
     StreamNode,
-    TimedNode,
     TransformNode,
+    legs,
+    scans_of,
 )
 from flinkish_spark.graph.times import plan_times, reporters
-from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
+from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.restoring import OperatorShape
-from flinkish_spark.protocol.scans import Chain, PlanLayout, ScanRole
-from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.protocol.scans import Chain, ScanRole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import FORMAT_NAME
 from flinkish_spark.runtime.keyed_operator import Origins
-from flinkish_spark.sinks.base import Sink
 
-NO_TIME_PLAN = TimePlan()
 #: A lineage that no seed was made for.
 NOTHING = Beginning()
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
 
-@dataclass(frozen=True)
-class TaggedStream:
-    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind.
-
-    Parameters
-    ----------
-    schema
-        Fields of the records.
-    transforms
-        Wait for the evaluated micro-batch.
-    outputs
-        Columns of the frame with the fields of each output, if the operator has side outputs.
-    side
-        Which of them this stream is.
-    """
-
-    frame: DataFrame
-    schema: T.StructType
-    channels: ExpectedChannels
-    transforms: tuple[Transform, ...] = ()
-    outputs: tuple[tuple[str, ...], ...] = ()
-    side: int = 0
-
-    def alone(self) -> DataFrame:
-        """Return control columns and the fields of this output under their names, in its rows only."""
-        if not self.outputs:
-            return self.frame
-        columns = [
-            F.col(C.quoted(column)).alias(name)
-            for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
-        ]
-        times = [C.TIME] if C.TIME in self.frame.columns else []
-        is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
-        return self.frame.where(is_own).select(*C.CONTROL, *times, *columns)
-
-
 PlannedStream = RecordStream | TaggedStream
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """What the supervisor starts: one DataFrame and who takes which rows of it.
-
-    Parameters
-    ----------
-    chains
-        What it runs, in the order of the streams.
-    operators
-        The keyed operators in it by uid.
-    time
-        Who in it reports about time.
-    """
-
-    frame: DataFrame
-    sinks: tuple[PlannedSink, ...]
-    chains: tuple[Chain, ...] = ()
-    operators: Mapping[str, OperatorShape] = field(default_factory=dict)
-    time: TimePlan = NO_TIME_PLAN
-
-    def layout(self) -> PlanLayout:
-        """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
-        return layout_of(self.frame)
+#: Where a stream is in the plan: what it begins with, its steps, how its chain begins, and as which inputs.
+_Place = tuple[int, tuple[int, ...], str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -154,98 +99,103 @@ class Planner:
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
         self._barriers = control.select(*C.CONTROL)
         self._has_one_source = False
-        self._planned: dict[tuple[int, str], PlannedStream] = {}
+        self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._graph = graph or StreamGraph()
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
-        # Several sources would each put a barrier into the micro-batch for which *they* saw the trigger.
         self._graph = graph
-        self._has_one_source = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
+        self._has_one_source = _has_one_source(graph)
+        number_of_reporters = len(reporters(graph))
         bases: list[_Base] = []
         sinks: list[PlannedSink] = []
         for node in graph.sinks:
-            chain = chain_to(graph, node.parent)
-            self._add_sink(bases, sinks, node.uid, node.sink, self.stream(node.parent, chain), chain)
+            ends = chains_to(graph, node.parent)
+            parts = [self._part(bases, self._united(chain, ways, node.uid), chain) for chain, ways in ends]
+            schema = parts[0][1]
+            for _, other in parts[1:]:
+                check_same_fields(schema, other, f"the sink '{node.uid}'")
+            own = tuple(part for part, _ in parts)
+            sinks.append(PlannedSink(node.uid, node.sink, schema, own, number_of_reporters))
         for source in graph.sources:
             for uid in source.source.side_uids(source.uid):
-                chain = Chain(source.uid, (), (uid,))
-                moved = self._beginning.positioned(source, chain)
+                chain = Chain((source.uid,), (), (uid,))
+                moved = self._beginning.positioned(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._control_path):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    self._add_sink(bases, sinks, side.uid, side.sink, letters, chain)
+                    part, schema = self._part(bases, self._with_barriers([letters]), chain)
+                    sinks.append(PlannedSink(side.uid, side.sink, schema, (part,), number_of_reporters))
         union: DataFrame | None = None
         for index, base in enumerate(bases):
-            part = named_chain(_tag(base.stream, index), base.chain)
-            union = part if union is None else union.unionByName(part, allowMissingColumns=True)
+            tagged = named_chain(tag(base.stream, index), base.chain)
+            union = tagged if union is None else union.unionByName(tagged, allowMissingColumns=True)
         assert union is not None
-        time = plan_times(graph, lambda node, chain: self.stream(node, chain))
+        time = plan_times(graph, lambda leg, chain, name: self.stream(leg, chain, (name,)))
         return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators, time)
 
-    def stream(self, node: StreamNode, chain: Chain) -> PlannedStream:
-        """Return the plan of one node as a part of `chain`; chains that begin alike share it."""
-        known = id(node), self._beginning.label(chain)
+    def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
+
+        Parameters
+        ----------
+        names
+            The inputs of the chain that it scans.
+        """
+        steps = tuple(map(id, leg.steps))
+        known = id(leg.base), steps, self._beginning.label(chain), names
         if known not in self._planned:
-            self._planned[known] = self._plan_node(node, chain)
+            self._planned[known] = self._plan_leg(leg, chain, names)
         return self._planned[known]
 
-    def _plan_node(self, node: StreamNode, chain: Chain) -> PlannedStream:
-        if isinstance(node, SourceNode):
-            stream = self._plan_source(node, chain)
-            check_field_names(stream.schema, f"the source '{node.uid}'")
-            return stream
-        if isinstance(node, TransformNode):
-            parent = self.stream(node.parent, chain)
+    def _plan_leg(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        if not leg.steps:
+            return self._plan_base(leg.base, chain, names)
+        *before, step = leg.steps
+        parent = self.stream(Leg(leg.base, tuple(before)), chain, names)
+        if isinstance(step, TransformNode):
             if isinstance(parent, TaggedStream):
-                return replace(parent, transforms=(*parent.transforms, node.function))
-            function = node.function
+                return replace(parent, transforms=(*parent.transforms, step.function))
+            function = step.function
             if isinstance(function, RowTransform):
                 function = function.located(parent.origins)
             return transform_records(parent, function)
-        if isinstance(node, TimedNode):
-            parent = self.stream(node.parent, chain)
-            assert isinstance(parent, RecordStream), "refused where it was declared"
-            return with_times(parent, node.strategy)
-        if isinstance(node, SideNode):
-            main = self.stream(node.parent, chain)
+        assert isinstance(parent, RecordStream), "refused where it was declared"
+        return with_times(parent, step.strategy)
+
+    def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        if isinstance(base, SourceNode):
+            (name,) = names
+            stream = self._plan_source(base, chain, name)
+            check_field_names(stream.schema, f"the source '{base.uid}'")
+            return stream
+        if isinstance(base, SideNode):
+            main = self.stream(Leg(base.parent), chain, names)
             assert isinstance(main, TaggedStream)
-            number = 1 + self._graph.sides_of(node.parent).index(node)
-            return replace(main, schema=node.output, side=number)
-        parent = self.stream(node.parent, chain)
-        if isinstance(parent, TaggedStream) and parent.transforms:
-            raise GraphError(
-                f"operator '{node.uid}' follows a transform() behind another keyed operator",
-                why="a transform behind a keyed operator runs on the evaluated micro-batch",
-                what_to_do="move the transform into the function of the operator before it",
-            )
+            number = 1 + self._graph.sides_of(base.parent).index(base)
+            return replace(main, schema=base.output, side=number)
+        return self._plan_keyed(base, chain, names)
+
+    def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
         numbers = [one.uid for one in reporters(self._graph)]
-        reports_as = None
-        if isinstance(parent, RecordStream):
-            if C.TIME in parent.records.columns:
-                reports_as = numbers.index(parent.source)
-            frames: tuple[DataFrame, ...] = (parent.records, parent.barriers)
-            if parent.marked is not None and all(isinstance(key, str) for key in node.keys):
-                # An expression of the user's must not see barriers, which have no fields.
-                frames = (parent.marked,)
-            given = KeyedInput(frames, parent.schema, parent.channels, parent.origins, parent.source)
-        else:
-            given = KeyedInput((parent.alone(),), parent.schema, parent.channels, Origins())
-        given = replace(
-            given,
-            seed=self._beginning.state_of(self._spark, node.uid, chain),
-            number=numbers.index(node.uid),
-            reports_as=reports_as,
-        )
-        planned = plan_keyed(node, given, self._partitions, self._graph.sides_of(node))
+        given, rest = [], list(names)
+        for number, entry in enumerate(node.entries):
+            for leg in legs(entry.parent):
+                own = tuple(rest.pop(0) for _ in scans_of(leg.base))
+                stream = self.stream(leg, chain, own)
+                given.append(replace(_keyed_input(node, entry, stream, numbers), entry=number))
+        sides = self._graph.sides_of(node)
+        seed = self._beginning.state_of(self._spark, node.uid, chain)
+        number = numbers.index(node.uid)
+        planned = plan_keyed(node, KeyedParts(tuple(given), number, self._partitions, sides, seed))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
         return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
 
-    def _plan_source(self, node: SourceNode, chain: Chain) -> RecordStream:
+    def _plan_source(self, node: SourceNode, chain: Chain, name: str) -> RecordStream:
         origins = Origins(node.source.topics)
-        source, marked = self._beginning.positioned(node, chain), None
+        source, marked = self._beginning.positioned(node, chain, name), None
         if self._graph.needs_own_time(node):
             source = source.with_own_time() or source
         if self._has_one_source:
@@ -253,12 +203,10 @@ class Planner:
         if marked is None:
             records = source.load(self._spark, self._control_path)
             has_channels = source.has_channels
-            return RecordStream(
-                node.uid, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels
-            )
+            return RecordStream(name, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         return RecordStream(
-            node.uid,
+            name,
             marked.where(is_record).drop(C.KIND, C.CHECKPOINT),
             origins,
             marked.where(~is_record).select(*C.CONTROL),
@@ -266,46 +214,56 @@ class Planner:
             marked,
         )
 
-    @staticmethod
-    def _with_barriers(stream: RecordStream) -> DataFrame:
-        fields = [F.col(C.quoted(name)) for name in stream.schema.names]
-        if stream.marked is not None:
-            marked = stream.marked.select(*C.CONTROL, *fields)
-            return named_scan(marked, ScanRole.RECORDS, stream.source)
-        records = stream.records.select(
-            F.lit(int(C.Kind.RECORD)).alias(C.KIND),
-            F.lit(0).cast("long").alias(C.CHECKPOINT),
-            C.CHANNEL,
-            C.SEQUENCE,
-            *fields,
-        )
-        named = named_scan(records, ScanRole.RECORDS, stream.source)
-        return named.unionByName(named_scan(stream.barriers, ScanRole.BARRIERS), allowMissingColumns=True)
+    def _united(self, chain: Chain, ways: Sequence[Leg], sink: str) -> TaggedStream:
+        """Return the end of a chain: an operator's output, or the records of all ways from sources."""
+        rest, streams = list(chain.inputs), []
+        for leg in ways:
+            own = tuple(rest.pop(0) for _ in scans_of(leg.base))
+            streams.append(self.stream(leg, chain, own))
+        if isinstance(streams[0], TaggedStream):
+            return streams[0]
+        records = [stream for stream in streams if isinstance(stream, RecordStream)]
+        for other in records[1:]:
+            check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
+        return self._with_barriers(records)
 
-    def _add_sink(
-        self,
-        bases: list[_Base],
-        sinks: list[PlannedSink],
-        uid: str,
-        sink: Sink,
-        stream: PlannedStream,
-        chain: Chain,
-    ) -> None:
-        tagged = stream
-        if isinstance(tagged, RecordStream):
-            tagged = TaggedStream(self._with_barriers(tagged), tagged.schema, tagged.channels)
+    @staticmethod
+    def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
+        """Return records and barriers of streams that share their barriers as one stream."""
+        first = streams[0]
+        fields = [F.col(C.quoted(name)) for name in first.schema.names]
+        if first.marked is not None:
+            marked = first.marked.select(*C.CONTROL, *fields)
+            named = named_scan(marked, ScanRole.RECORDS, first.source)
+            return TaggedStream(named, first.schema, first.channels)
+        found: DataFrame | None = None
+        for stream in streams:
+            records = stream.records.select(
+                F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+                F.lit(0).cast("long").alias(C.CHECKPOINT),
+                C.CHANNEL,
+                C.SEQUENCE,
+                *fields,
+            )
+            named = named_scan(records, ScanRole.RECORDS, stream.source)
+            found = named if found is None else found.unionByName(named)
+        assert found is not None
+        barriers = named_scan(first.barriers, ScanRole.BARRIERS)
+        frame = found.unionByName(barriers, allowMissingColumns=True)
+        return TaggedStream(frame, first.schema, first.channels)
+
+    def _part(self, bases: list[_Base], tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
+        """Return what a sink reads of the end of a chain, and its fields behind the transforms."""
         index = next((i for i, base in enumerate(bases) if base.chain == chain), len(bases))
         if index == len(bases):
             bases.append(_Base(chain, replace(tagged, transforms=())))
-        schema = self._schema_after(tagged) if tagged.transforms else tagged.schema
         fields = tuple(tagged.schema.names)
-        places = _fields(tagged)
+        places = fields_in(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
         columns = tuple(f"s{index}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
-        sinks.append(
-            PlannedSink(uid, sink, index, columns, fields, schema, tagged.channels, tagged.transforms, side)
-        )
+        part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
+        return part, self._schema_after(tagged) if tagged.transforms else tagged.schema
 
     def _schema_after(self, stream: TaggedStream) -> T.StructType:
         probe = self._spark.createDataFrame([], stream.schema)
@@ -321,8 +279,19 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
     spark.dataSource.register(ControlSource)
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    chain = chain_to(graph, node)
-    stream = Planner(spark, "/nonexistent/no-control", partitions, graph=graph).stream(node, chain)
+    planner = Planner(spark, "/nonexistent/no-control", partitions, graph=graph)
+    found: DataFrame | None = None
+    for chain, ways in chains_to(graph, node):
+        rest = list(chain.inputs)
+        for leg in ways:
+            own = tuple(rest.pop(0) for _ in scans_of(leg.base))
+            frame = _records_of(planner.stream(leg, chain, own))
+            found = frame if found is None else found.unionByName(frame)
+    assert found is not None
+    return found
+
+
+def _records_of(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
         return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
@@ -331,26 +300,41 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     return frame
 
 
-def _fields(stream: TaggedStream) -> list[str]:
-    """Return the columns of a stream's frame that hold fields, of all of its outputs."""
-    control = {*C.CONTROL, C.SIDE, C.TIME}
-    return [name for name in stream.frame.columns if name not in control]
+def _has_one_source(graph: StreamGraph) -> bool:
+    """Whether barriers may come from the source itself.
+
+    Several sources, and several scans of one source that meet, would each put a barrier into the micro-batch
+    for which *they* saw the trigger.
+    """
+    ends = [end for sink in graph.sinks for end in chains_to(graph, sink.parent)]
+    is_straight = all(len(chain.inputs) == 1 and len(ways) == 1 for chain, ways in ends)
+    has_unions = any(len(legs(sink.parent)) > 1 for sink in graph.sinks)
+    is_plain = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
+    return is_plain and is_straight and not has_unions
 
 
-def _tag(stream: TaggedStream, index: int) -> DataFrame:
-    """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = _fields(stream)
-    columns = [F.col(C.quoted(name)) for name in names]
-    types = stream.frame.schema
-    hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    return stream.frame.select(
-        C.KIND,
-        C.CHECKPOINT,
-        C.CHANNEL,
-        # The second number of a report; of a barrier nobody reads it.
-        F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
-        F.lit(index).alias(C.STREAM),
-        *([C.SIDE] if stream.outputs else []),
-        *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
+def _keyed_input(
+    node: KeyedNode, entry: KeyedEntry, stream: PlannedStream, reporters: Sequence[str]
+) -> KeyedInput:
+    if isinstance(stream, TaggedStream):
+        if stream.transforms:
+            raise GraphError(
+                f"operator '{node.uid}' follows a transform() behind another keyed operator",
+                why="a transform behind a keyed operator runs on the evaluated micro-batch",
+                what_to_do="move the transform into the function of the operator before it",
+            )
+        return KeyedInput((stream.alone(),), stream.schema, stream.channels, Origins(), entry.keys)
+    is_timed = C.TIME in stream.records.columns
+    frames: tuple[DataFrame, ...] = (stream.records, stream.barriers)
+    if stream.marked is not None and all(isinstance(key, str) for key in entry.keys):
+        # An expression of the user's must not see barriers, which have no fields.
+        frames = (stream.marked,)
+    return KeyedInput(
+        frames,
+        stream.schema,
+        stream.channels,
+        stream.origins,
+        entry.keys,
+        source=stream.source,
+        reports_as=reporters.index(stream.source) if is_timed else None,
     )

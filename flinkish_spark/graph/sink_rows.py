@@ -12,49 +12,50 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.selection import Selection
 from flinkish_spark.errors import SchemaError
-from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Sink
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
+#: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
+_PART_BITS = 48
+
+
 @dataclass(frozen=True)
-class PlannedSink:
-    """A sink and the part of the tagged union that belongs to it.
+class SinkPart:
+    """The end of a chain that a sink reads.
 
     Parameters
     ----------
     stream
-        Value of the stream column.
+        Value of the stream column in the tagged union.
     columns
         Column of the union for each field, in order.
-    schema
-        Fields of the sink's records, after `transforms`.
     channels
-        Channels whose barriers this sink must see.
+        Channels whose barriers the sink must see here.
+    transforms
+        Between the chain's end and the sink; they run on the evaluated micro-batch.
     side
-        Which output of the operator at the stream's end it reads; None where that has only one.
+        Which output of the operator at the chain's end it is; None where that has only one.
     """
 
-    uid: str
-    sink: Sink
     stream: int
     columns: tuple[str, ...]
     fields: tuple[str, ...]
-    schema: T.StructType
     channels: ExpectedChannels
-    transforms: tuple[Transform, ...]
+    transforms: tuple[Transform, ...] = ()
     side: int | None = None
 
     @property
-    def rows(self) -> tuple[int, int | None]:
-        """What tells its rows in the union from those of other sinks."""
+    def place(self) -> tuple[int, int | None]:
+        """What tells its rows in the union from others."""
         return self.stream, self.side
 
     @cached_property
     def is_own(self) -> Column:
-        """Whether a row of the union is for this sink; barriers are for the readers of every output."""
+        """Whether a row of the union belongs to it; barriers are for the readers of every output."""
         is_own = F.col(C.STREAM) == self.stream
         if self.side is None:
             return is_own
@@ -74,6 +75,55 @@ class PlannedSink:
         return [F.col(c).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
 
 
+@dataclass(frozen=True)
+class PlannedSink:
+    """A sink and the parts of the tagged union that belong to it.
+
+    Parameters
+    ----------
+    schema
+        Fields of the sink's records, behind the transforms of each part.
+    parts
+        One, or for a union several.
+    reporters
+        How many reporters the plan has: what reports of the next part count from.
+    """
+
+    uid: str
+    sink: Sink
+    schema: T.StructType
+    parts: tuple[SinkPart, ...]
+    reporters: int = 0
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """Values of the stream column of its parts."""
+        return tuple(part.stream for part in self.parts)
+
+    @property
+    def channels(self) -> ExpectedChannels:
+        """Channels whose barriers this sink must see."""
+        if len(self.parts) == 1:
+            return self.parts[0].channels
+        found: set[int] = set()
+        for number, part in enumerate(self.parts):
+            # Barriers of unions come from the control source or from operators, which have fixed channels.
+            assert not isinstance(part.channels, Announced)
+            found |= {_moved(channel, number) for channel in part.channels}
+        return frozenset(found)
+
+    @property
+    def rows(self) -> tuple[tuple[int, int | None], ...] | None:
+        """What tells its rows in the union from those of other sinks; None where it changes them first."""
+        if any(part.transforms for part in self.parts):
+            return None
+        return tuple(part.place for part in self.parts)
+
+
+def _moved(channel: int, number: int) -> int:
+    return channel + (number << _PART_BITS)
+
+
 def hashable(column: Column, kind: T.DataType) -> Column:
     """Return what stands for a column in a record's hash."""
     # Spark refuses to hash maps, since equal maps may differ in order.
@@ -85,11 +135,32 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
 
     Columns: kind, checkpoint, channel, hash, then the sink's fields.
     """
-    rows = frame if streams == 1 and planned.side is None else frame.where(planned.is_own)
-    if not planned.transforms:
-        return planned.with_control.of(rows)
-    records = planned.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
-    for function in planned.transforms:
+    if len(planned.parts) == 1:
+        return _rows_of(frame, planned, planned.parts[0], streams)
+    # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
+    kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
+    is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
+    found: DataFrame | None = None
+    for number, part in enumerate(planned.parts):
+        rows = _rows_of(frame, planned, part, streams)
+        by = number * planned.reporters
+        moved = rows.withColumns(
+            {
+                C.KIND: F.when(is_report, kind + by).otherwise(kind).cast("int"),
+                C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
+            }
+        )
+        found = moved if found is None else found.union(moved)
+    assert found is not None
+    return found
+
+
+def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
+    rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
+    if not part.transforms:
+        return part.with_control.of(rows)
+    records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
+    for function in part.transforms:
         records = function(records)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")

@@ -41,8 +41,23 @@ class TransformNode:
 
 
 @dataclass(frozen=True, eq=False)
+class UnionNode:
+    """The records of several streams with the same fields."""
+
+    parents: tuple[StreamNode, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedEntry:
+    """A stream on its way into a keyed operator, and its key."""
+
+    parent: StreamNode
+    keys: tuple[str | Column, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class KeyedNode:
-    """A keyed function over `parent`.
+    """A keyed function over one stream, or over two with the same type of key.
 
     Parameters
     ----------
@@ -53,8 +68,7 @@ class KeyedNode:
     """
 
     uid: str
-    parent: StreamNode
-    keys: tuple[str | Column, ...]
+    entries: tuple[KeyedEntry, ...]
     function: KeyedFunction
     output: T.StructType | None
     max_parallelism: int
@@ -77,7 +91,22 @@ class TimedNode:
     strategy: WatermarkStrategy
 
 
-StreamNode = SourceNode | TransformNode | TimedNode | KeyedNode | SideNode
+StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
+#: What a part of a plan begins with.
+Base = SourceNode | KeyedNode | SideNode
+#: What is done to records on their way.
+Step = TransformNode | TimedNode
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """A way into a stream: from a source or an operator through steps, without unions.
+
+    A union is no part of a plan of its own: what follows it is done on each way into it.
+    """
+
+    base: Base
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +156,7 @@ class StreamGraph:
 
     def needs_own_time(self, source: SourceNode) -> bool:
         """Whether a watermark strategy goes by the time that a source gave its records, or asks for it."""
-        return any(node.strategy.uses_own_time and base_of(node) == source.uid for node in self.timed)
+        return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
 
     def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
         """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
@@ -162,17 +191,46 @@ class StreamGraph:
             )
 
 
+def legs(node: StreamNode) -> tuple[Leg, ...]:
+    """Return the ways into a stream, in the order in which its unions name them."""
+    if isinstance(node, UnionNode):
+        return tuple(leg for parent in node.parents for leg in legs(parent))
+    if isinstance(node, TransformNode | TimedNode):
+        return tuple(Leg(leg.base, (*leg.steps, node)) for leg in legs(node.parent))
+    return (Leg(node),)
+
+
+def operator_of(base: Base) -> KeyedNode | None:
+    """Return the operator whose output a part of a plan begins with; None for a source."""
+    if isinstance(base, SideNode):
+        return base.parent
+    return base if isinstance(base, KeyedNode) else None
+
+
+def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
+    """Return the source of each scan that the plan of a stream needs, in its order."""
+    return tuple(source for leg in legs(node) for source in scans_of(leg.base))
+
+
+def scans_of(base: Base) -> tuple[SourceNode, ...]:
+    """Return the source of each scan below a base, in the order of the plan."""
+    operator = operator_of(base)
+    if operator is None:
+        assert isinstance(base, SourceNode)
+        return (base,)
+    return tuple(source for entry in operator.entries for source in sources_of(entry.parent))
+
+
 def is_behind_keys(node: StreamNode) -> bool:
     """Whether records of a stream come from a keyed operator."""
-    while not isinstance(node, SourceNode):
-        if isinstance(node, KeyedNode):
-            return True
-        node = node.parent
-    return False
+    return any(operator_of(leg.base) is not None for leg in legs(node))
+
+
+def uid_of(leg: Leg) -> str:
+    """Return the uid of the source or operator that a way begins with."""
+    return leg.base.parent.uid if isinstance(leg.base, SideNode) else leg.base.uid
 
 
 def base_of(node: StreamNode) -> str:
-    """Return the uid of the operator or source that a stream's plan begins with."""
-    while isinstance(node, TransformNode | TimedNode | SideNode):
-        node = node.parent
-    return node.uid
+    """Return the uids of the operators and sources that a stream's plan begins with, as one word."""
+    return "+".join(dict.fromkeys(map(uid_of, legs(node))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -10,10 +10,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
-from flinkish_spark.graph.chains import chain_to
-from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamGraph, StreamNode, TimedNode
+from flinkish_spark.graph.chains import chains_to, inputs_of
+from flinkish_spark.graph.stream_graph import Leg, StreamGraph, TimedNode, legs, operator_of, scans_of
+from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_facts import AssignerRules, Untimed
-from flinkish_spark.protocol.time_plan import Assigner, TimePlan, assigner_uid, reporters_of
+from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, reporters_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
 
@@ -80,7 +81,7 @@ def _checked(time: Column) -> Column:
 # -- who reports ---------------------------------------------------------------------------------------
 
 
-def plan_times(graph: StreamGraph, planned: Callable[[StreamNode, Chain], Any]) -> TimePlan:
+def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) -> TimePlan:
     """Return who in a program reports about time, and under which rules.
 
     A source without a strategy counts for the end of its input only, and so does one whose records reach no
@@ -89,37 +90,41 @@ def plan_times(graph: StreamGraph, planned: Callable[[StreamNode, Chain], Any]) 
     Parameters
     ----------
     planned
-        Returns the plan of a node in a chain.
+        Returns the plan of a way from a source, in a chain, as the input of that name.
     """
     chains, operators, assigners = {}, {}, {}
     for sink in graph.sinks:
-        chain = chain_to(graph, sink.parent)
-        chains[sink.uid], operators[chain.name] = chain.name, chain.operators
-        first, timed = _entry(sink.parent)
-        if first is None or timed is None:
-            assigners[chain.source] = Assigner(chain.source, _UNTIMED)
-            continue
-        has_channels = planned(first.parent, chain).has_channels
-        uid = assigner_uid(chain.source, chain.name)
-        assigners[uid] = Assigner(chain.source, timed.strategy.rules, has_channels)
+        ends = chains_to(graph, sink.parent)
+        chains[sink.uid] = tuple(chain.name for chain, _ in ends)
+        for chain, ways in ends:
+            operators[chain.name] = chain.operators
+            for leg, name in _entries(ways, chain.inputs):
+                source = source_of(name)
+                timed = next((step for step in reversed(leg.steps) if isinstance(step, TimedNode)), None)
+                if timed is None or not chain.operators:
+                    assigners[source] = Assigner(source, _UNTIMED)
+                    continue
+                has_channels = planned(leg, chain, name).has_channels
+                uid = assigner_uid(name, chain.name)
+                assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
     return TimePlan(
         reporters(graph), chains, {name: uids for name, uids in operators.items() if uids}, assigners
     )
 
 
-def reporters(graph: StreamGraph) -> Any:
+def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     """Return the reporters of a program, by number."""
-    return reporters_of([node.uid for node in graph.operators], [node.uid for node in graph.sources])
+    return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
 
 
-def _entry(node: StreamNode) -> tuple[KeyedNode | None, TimedNode | None]:
-    """Return the first keyed operator on the way to a stream, and the strategy that its records have."""
-    first: KeyedNode | None = None
-    timed: TimedNode | None = None
-    while not isinstance(node, SourceNode):
-        if isinstance(node, KeyedNode):
-            first, timed = node, None
-        elif isinstance(node, TimedNode) and timed is None:
-            timed = node
-        node = node.parent
-    return first, timed
+def _entries(ways: Sequence[Leg], names: Sequence[str]) -> Iterator[tuple[Leg, str]]:
+    """Yield the ways from sources that a stream has, to the sinks or to their first operators."""
+    rest = list(names)
+    for leg in ways:
+        own = [rest.pop(0) for _ in scans_of(leg.base)]
+        operator = operator_of(leg.base)
+        if operator is None:
+            yield leg, own[0]
+        else:
+            upstream = [way for entry in operator.entries for way in legs(entry.parent)]
+            yield from _entries(upstream, own)

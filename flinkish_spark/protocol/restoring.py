@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flinkish_spark.protocol.savepoints import SavedChain, SavepointMetadata, readers_of
-from flinkish_spark.protocol.scans import Chain, Position, lowest, offsets_in
+from flinkish_spark.protocol.scans import Chain, Position, lowest, offsets_in, source_of
 from flinkish_spark.protocol.seeding import SeededChain
 
 
@@ -215,9 +215,8 @@ def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
 
 
 def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
-    """Return where the chains of a source stood, without those that Spark had not asked yet."""
-    found = [saved.position for saved in savepoint.chains if saved.chain.source == source]
-    return [position for position in found if position is not None]
+    """Return where the scans of a source stood, without those that Spark had not asked yet."""
+    return [position for saved in savepoint.chains for position in _of_source(saved, source)]
 
 
 def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
@@ -227,10 +226,13 @@ def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             begin_chain(chain, sinks, savepoint.chains, job.positionable)
         except PositionsDiffer as error:
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
-        if chain.source in savepoint.finished and chain not in [s.chain for s in savepoint.chains]:
+        if chain not in [saved.chain for saved in savepoint.chains]:
             # Its readers would wait for ever: the source does not run again.
-            detail = f"the source '{chain.source}' is read by '{chain.name}'"
-            problems.append(Problem(Misfit.FINISHED_CHANGED, chain.source, detail))
+            detail = f"the source is read by '{chain.name}'"
+            problems += [
+                Problem(Misfit.FINISHED_CHANGED, uid, detail)
+                for uid in sorted(chain.sources & set(savepoint.finished))
+            ]
     return problems
 
 
@@ -248,9 +250,9 @@ def begin_chain(
 ) -> SeededChain:
     """Return how a chain of a job begins, given the chains of a savepoint.
 
-    It goes on where the saved chain stood that has its last known operator, with that chain's
-    states. Operators of other saved chains can join it only if those stood at the same place. A chain
-    without any known operator goes on where its sinks' stream stood, whatever was in front of them;
+    Each of its inputs goes on where it stood in the saved chain that has the last known operator, with that
+    chain's states. Operators of other saved chains can join it only if those stood at the same places. An
+    input without any known operator goes on where the sinks' stream stood, whatever was in front of them;
     one of new operators and new sinks begins at the lowest position of its source, so that it sees
     all that any other has not. A source that is not among `positionable` gets no position.
 
@@ -266,22 +268,22 @@ def begin_chain(
         What belongs together now stood at different places.
     """
     readers = readers_of(chain, sinks)
-    anchor, position = _anchor(chain, readers, saved), None
-    own = [one for one in saved if one.chain.source == chain.source and one.readers & readers]
-    if chain.source in positionable:
-        is_same = anchor is not None and anchor.chain.source == chain.source
-        position = anchor.position if anchor and is_same else _position_of_readers(chain, own, saved)
-        if any(one.position != position for one in own):
+    places = {name: _place(name, chain, readers, saved) for name in chain.inputs}
+    begins = {name: at for name, at in places.items() if source_of(name) in positionable}
+    for name, position in begins.items():
+        own = [one for one in saved if one.readers & readers]
+        if any(found != position for one in own for found in _compared(one, name)):
             raise PositionsDiffer(f"what the sinks of '{chain.name}' have read ends at another place")
+    anchor = _anchor(chain, readers, saved)
     states = {}
     for operator in chain.operators:
         having = [one for one in saved if operator in one.chain.operators]
         if anchor is not None and having:
-            fitting = [one for one in having if one == anchor or one.position == anchor.position]
+            fitting = [one for one in having if one == anchor or _stood_at(one, places, anchor)]
             if not fitting:
                 raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
-    return SeededChain(chain, position, states)
+    return SeededChain(chain, {name: at for name, at in begins.items() if at is not None}, states)
 
 
 def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> SavedChain | None:
@@ -298,11 +300,35 @@ def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain])
     return None
 
 
-def _position_of_readers(
-    chain: Chain, own: Sequence[SavedChain], saved: Sequence[SavedChain]
-) -> Position | None:
-    if own:
-        return own[0].position
-    of_source = [one.position for one in saved if one.chain.source == chain.source]
-    known = [position for position in of_source if position is not None]
+def _place(name: str, chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> Position | None:
+    """Return where an input of a chain goes on; None if nothing is known of it."""
+    source = source_of(name)
+    having = [one for one in saved if source in one.chain.sources]
+    anchor = _anchor(chain, readers, having)
+    own = [one for one in having if one.readers & set(readers)]
+    if anchor is not None or own:
+        found = _compared(anchor or own[0], name)
+        return found[0] if found else None
+    known = [position for one in having for position in _of_source(one, source)]
     return lowest(known) if known else None
+
+
+def _compared(saved: SavedChain, name: str) -> list[Position | None]:
+    """Return where a saved chain's input of that name stood; without one, all of the same source."""
+    if name in saved.chain.inputs:
+        return [saved.positions.get(name)]
+    return [saved.positions.get(one) for one in saved.chain.inputs if source_of(one) == source_of(name)]
+
+
+def _of_source(saved: SavedChain, source: str) -> list[Position]:
+    """Return where a saved chain's inputs of a source stood, as far as it is known."""
+    found = [saved.positions.get(name) for name in saved.chain.inputs if source_of(name) == source]
+    return [position for position in found if position is not None]
+
+
+def _stood_at(saved: SavedChain, places: Mapping[str, Position | None], anchor: SavedChain) -> bool:
+    """Whether a saved chain stood where a chain begins, as far as they have inputs in common."""
+    shared = [name for name in saved.chain.inputs if name in places]
+    if not shared:
+        return saved.positions == anchor.positions
+    return all(saved.positions.get(name) == places[name] for name in shared)

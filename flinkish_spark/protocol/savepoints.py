@@ -14,11 +14,13 @@ from typing import Any
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
 from flinkish_spark.protocol.records import Json
-from flinkish_spark.protocol.scans import Chain, Position
+from flinkish_spark.protocol.scans import Chain, Position, positions_from_json
 from flinkish_spark.protocol.watermarks import EventTime
 
 #: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
-SAVEPOINT_VERSION = 1
+SAVEPOINT_VERSION = 2
+#: Version 1 knew chains of one source, whose position stood alone.
+_READ_VERSIONS = (1, SAVEPOINT_VERSION)
 #: Below the savepoint's directory, and below a seed's: ``state/<operator uid>/<name>.parquet``.
 STATE_FOLDER = "state"
 STATE_ENDING = ".parquet"
@@ -158,17 +160,19 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class SavedChain:
-    """A chain and where its source stood.
+    """A chain and where its sources stood.
 
     Parameters
     ----------
+    positions
+        By input; one that Spark had not asked yet has none.
     sinks
         Uids of the sinks that read the end of the chain, behind an operator too. Empty for a chain
         with operators in a savepoint that does not say so.
     """
 
     chain: Chain
-    position: Position
+    positions: Mapping[str, Position]
     sinks: tuple[str, ...] = ()
 
     @property
@@ -178,14 +182,14 @@ class SavedChain:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {**self.chain.to_json(), "position": self.position, "sinks": list(self.sinks)}
+        return {**self.chain.to_json(), "positions": dict(self.positions), "sinks": list(self.sinks)}
 
     @classmethod
     def from_json(cls, value: Json) -> SavedChain:
         """Read the stored form."""
         # Early versions of this package did not write down the sinks.
         sinks = tuple(str(uid) for uid in value.get("sinks", ()))
-        return cls(Chain.from_json(value), value["position"], sinks)
+        return cls(Chain.from_json(value), positions_from_json(value), sinks)
 
 
 def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
@@ -287,7 +291,7 @@ class SavepointMetadata:
         NewerFormatError
             A later version of this package wrote it.
         """
-        if value["version"] != SAVEPOINT_VERSION:
+        if value["version"] not in _READ_VERSIONS:
             raise NewerFormatError(
                 f"written as version {value['version']} of savepoints, this one reads {SAVEPOINT_VERSION}"
             )

@@ -2,8 +2,8 @@
 
 Spark runs a plan as a tree: an operator whose output is used twice runs twice, each time over a scan
 of the source of its own, and in one micro-batch the two scans may end at different places. So a job
-is a set of *chains*: from one source through operators to the end of a stream that sinks read. A
-position, and the state of an operator, belong to a chain.
+is a set of *chains*: from sources through operators to the end of a stream that sinks read. Positions,
+and the state of an operator, belong to a chain.
 
 Spark's logs have no names: offsets are a list in the order of the sources in the plan, and state
 lies in folders numbered in the order of the operators. The :class:`PlanLayout` puts names to both.
@@ -30,26 +30,59 @@ SEEDED: Mapping[str, int] = {"flinkish:seed": 1}
 Position = Any
 
 
+#: Stands between a source's uid and a number in the name of an input; no uid has it.
+_AGAIN = "#"
+
+
+def input_names(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return names for the scans of a chain, given the uids of their sources.
+
+    A source that is scanned several times stands at a place of its own in each scan.
+
+    Examples
+    --------
+    >>> input_names(["orders", "rates", "orders"])
+    ('orders', 'rates', 'orders#2')
+    """
+    counts = {uid: 0 for uid in sources}
+    names = []
+    for uid in sources:
+        counts[uid] += 1
+        names.append(uid if counts[uid] == 1 else f"{uid}{_AGAIN}{counts[uid]}")
+    return tuple(names)
+
+
+def source_of(name: str) -> str:
+    """Return the uid of the source that an input scans.
+
+    Examples
+    --------
+    >>> source_of("orders#2")
+    'orders'
+    """
+    return name.split(_AGAIN)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """From a source to the end of a stream.
+    """From its sources to the end of a stream.
 
     Parameters
     ----------
-    source
-        Uid.
+    inputs
+        Its scans of sources in the order of the plan, by the names that :func:`input_names` gives.
     operators
-        Uids, from the source on.
+        Uids, each behind those that it reads.
     consumers
         Uid of the last operator; without operators, of the sinks that read the stream.
 
     Examples
     --------
-    >>> Chain("orders", ("totals",), ("totals",)).name
+    >>> Chain(("orders",), ("totals",), ("totals",)).name
     'totals'
     """
 
-    source: str
+    inputs: tuple[str, ...]
     operators: tuple[str, ...]
     consumers: tuple[str, ...]
 
@@ -58,10 +91,15 @@ class Chain:
         """Return what tells it from the other chains of the job."""
         return ",".join(self.consumers)
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """Uids of its sources."""
+        return frozenset(map(source_of, self.inputs))
+
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
         return {
-            "source": self.source,
+            "inputs": list(self.inputs),
             "operators": list(self.operators),
             "consumers": list(self.consumers),
         }
@@ -69,11 +107,20 @@ class Chain:
     @classmethod
     def from_json(cls, value: Json) -> Chain:
         """Read the stored form."""
+        # Version 1 of savepoints knew chains of one source only.
+        inputs = [value["source"]] if "source" in value else value["inputs"]
         return cls(
-            str(value["source"]),
+            tuple(str(name) for name in inputs),
             tuple(str(uid) for uid in value["operators"]),
             tuple(str(uid) for uid in value["consumers"]),
         )
+
+
+def positions_from_json(value: Json) -> dict[str, Position]:
+    """Return where the inputs of a stored chain stood; of one that has a single source, in either form."""
+    if "source" in value:
+        return {str(value["source"]): value["position"]}
+    return {str(name): position for name, position in value["positions"].items()}
 
 
 class ScanRole(enum.Enum):
@@ -96,7 +143,7 @@ class Scan:
     role
         What it brings.
     uid
-        The source's uid, or for a seed the operator's; empty for barriers.
+        The name of the chain's input, or for a seed the operator's uid; empty for barriers.
     chain
         Name of the chain that it is in.
     """
@@ -144,8 +191,8 @@ class PlanLayout:
             tuple(OperatorInstance(str(uid), str(chain)) for uid, chain in value["operators"]),
         )
 
-    def positions(self, logged: Sequence[Position]) -> dict[str, Position]:
-        """Return where each chain's source stood, by the chain's name.
+    def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
+        """Return where each chain's inputs stood: by the chain's name, then by the input's.
 
         Parameters
         ----------
@@ -157,12 +204,15 @@ class PlanLayout:
         ValueError
             The entry does not have one value per scan: it belongs to another plan.
         """
-        parts: dict[str, list[Position]] = {}
+        parts: dict[str, dict[str, list[Position]]] = {}
         for scan, position in self._pairs(logged):
             if scan.role is ScanRole.RECORDS and position is not None:
-                parts.setdefault(scan.chain, []).append(position)
+                parts.setdefault(scan.chain, {}).setdefault(scan.uid, []).append(position)
         # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
-        return {chain: several[0] if len(several) == 1 else several for chain, several in parts.items()}
+        return {
+            chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
+            for chain, inputs in parts.items()
+        }
 
     def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:
         """Return the operators whose seed an entry of the offset log does not contain; must be none.

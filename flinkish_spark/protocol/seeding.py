@@ -13,7 +13,7 @@ from typing import Any
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import Json
 from flinkish_spark.protocol.savepoints import StateFile
-from flinkish_spark.protocol.scans import Chain, Position
+from flinkish_spark.protocol.scans import Chain, Position, positions_from_json
 from flinkish_spark.protocol.watermarks import EventTime
 
 
@@ -79,24 +79,25 @@ class SeededChain:
 
     Parameters
     ----------
-    position
-        Where its source begins; None where the source itself says so.
+    positions
+        By input, where its source begins; none where the source itself says so.
     states
         By operator, the chain in whose files its state is; an operator without begins with nothing.
     """
 
     chain: Chain
-    position: Position | None
+    positions: Mapping[str, Position]
     states: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {**self.chain.to_json(), "position": self.position, "states": dict(self.states)}
+        return {**self.chain.to_json(), "positions": dict(self.positions), "states": dict(self.states)}
 
     @classmethod
     def from_json(cls, value: Json) -> SeededChain:
         """Read the stored form."""
-        return cls(Chain.from_json(value), value["position"], dict(value["states"]))
+        begins = {name: at for name, at in positions_from_json(value).items() if at is not None}
+        return cls(Chain.from_json(value), begins, dict(value["states"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Reporter:
     Parameters
     ----------
     uid
-        Of the source or operator.
+        Of the operator; of a source the name of the chain's input.
     """
 
     uid: str
@@ -50,7 +50,7 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class Assigner:
-    """Gives the records of a source their times, in one chain of the plan or where nobody asks for times.
+    """Gives the records of an input their times, in one chain of the plan or where nobody asks for times.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ class TimePlan:
     reporters
         By number.
     chains
-        By sink uid, the name of the chain whose end it reads: a source may be scanned by several chains, and
-        in one micro-batch two scans may end at different places.
+        By sink uid, the names of the chains whose ends it reads, by its parts: a source may be scanned by
+        several chains, and in one micro-batch two scans may end at different places.
     operators
         By chain, the keyed operators in it. Spark runs one that is in two chains twice.
     assigners
@@ -91,7 +91,7 @@ class TimePlan:
     """
 
     reporters: tuple[Reporter, ...] = ()
-    chains: Mapping[str, str] = field(default_factory=dict)
+    chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ class TimePlan:
         return any(one.is_timed for one in self.assigners.values())
 
     def number_of(self, uid: str) -> int:
-        """Return the number of a source or operator."""
+        """Return the number of an input or operator."""
         return next(number for number, one in enumerate(self.reporters) if one.uid == uid)
 
     def instance(self, operator: str, chain: str) -> str:
@@ -167,7 +167,7 @@ class TimePlan:
         return replace(state, agenda=agenda).of_job(self.rules, instances)
 
 
-def reporters_of(operators: Sequence[str], sources: Sequence[str]) -> tuple[Reporter, ...]:
+def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
     """Return the reporters of a program; operators come first, since strategies may come and go.
 
     Examples
@@ -177,19 +177,19 @@ def reporters_of(operators: Sequence[str], sources: Sequence[str]) -> tuple[Repo
     """
     return (
         *(Reporter(uid, ReporterRole.OPERATOR) for uid in operators),
-        *(Reporter(uid, ReporterRole.SOURCE) for uid in sources),
+        *(Reporter(name, ReporterRole.SOURCE) for name in inputs),
     )
 
 
-def assigner_uid(source: str, chain: str) -> str:
-    """Return under which uid the driver keeps the times of a source in a chain.
+def assigner_uid(name: str, chain: str) -> str:
+    """Return under which uid the driver keeps the times of an input of a chain.
 
     Examples
     --------
     >>> assigner_uid("orders", "totals")
     'orders.totals'
     """
-    return f"{source}.{chain}"
+    return f"{name}.{chain}"
 
 
 def reports_in(acks: Iterable[SinkAck]) -> bool:
@@ -218,7 +218,7 @@ def facts_of(
     Examples
     --------
     >>> from flinkish_spark.protocol.records import TaskAck
-    >>> plan = TimePlan(reporters_of(["sums"], ["orders"]), {"out": "sums"})
+    >>> plan = TimePlan(reporters_of(["sums"], ["orders"]), {"out": ("sums",)})
     >>> task = TaskAck(0, 5, 0, reports=(TimeReport(1, 0, 61_000, 5), TimeReport(0, 3, 90_000, 1 << 63 - 1)))
     >>> channels, timers = facts_of(plan, [SinkAck("out", (task,))])
     >>> channels[0].assigner, channels[0].time_ms, timers[0].group, timers[0].event_time_ms
@@ -228,10 +228,7 @@ def facts_of(
     timers: dict[Place, tuple[int, int]] = {}
     for ack in acks:
         for report in (one for task in ack.tasks for one in task.reports):
-            if report.reporter >= len(plan.reporters):
-                raise ValueError(f"reporter {report.reporter} is not one of {len(plan.reporters)}")
-            reporter = plan.reporters[report.reporter]
-            chain = plan.chains.get(ack.sink, "")
+            reporter, chain = _reporter(plan, ack.sink, report)
             if reporter.role is ReporterRole.OPERATOR:
                 place = plan.instance(reporter.uid, chain), report.place
                 event_ms, processing_ms = timers.get(place, (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
@@ -246,6 +243,15 @@ def facts_of(
         ),
         _timers(timers),
     )
+
+
+def _reporter(plan: TimePlan, sink: str, report: TimeReport) -> tuple[Reporter, str]:
+    """Return who reported, and in which chain: a sink's parts number their reporters one after the other."""
+    chains = plan.chains.get(sink, ("",))
+    if report.reporter >= len(plan.reporters) * len(chains):
+        raise ValueError(f"reporter {report.reporter} is not one of {len(plan.reporters)}")
+    part, number = divmod(report.reporter, len(plan.reporters))
+    return plan.reporters[number], chains[part]
 
 
 def known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:

@@ -40,6 +40,8 @@ class InputShape:
     is_behind_operator
         Whether rows say by their sequence on which side of the watermark they are; those of a source are
         all behind it.
+    entry
+        Which of the operator's inputs they are for: several ways may lead into one.
     """
 
     schema: pa.Schema
@@ -47,6 +49,7 @@ class InputShape:
     field_columns: tuple[str, ...]
     key_columns: tuple[str, ...]
     is_behind_operator: bool = False
+    entry: int = 0
 
     def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
         """Return which rows are on one side of the watermark, in their order."""
@@ -63,7 +66,7 @@ class RowShape:
     Parameters
     ----------
     inputs
-        One, or two.
+        The ways into it, by number.
     key_types
         Of the key, the same for all inputs.
     outputs
@@ -102,6 +105,9 @@ class OutRows:
     first: int
     rows: pa.RecordBatch
 
+
+#: Opens the name of a part of the key; no field has such a name.
+_KEY = f"{C.PREFIX}key_"
 
 #: The rows of each input in their canonical order; None where an input has none.
 InputRows = Sequence[pa.RecordBatch | None]
@@ -142,15 +148,15 @@ class ElementRunner:
         """See :class:`GroupRunner`."""
         hash_of = dict[object, int]()
         sides: dict[bool, list[Elements]] = {True: [], False: []}
-        for source, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
+        for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
             for is_before, elements in sides.items():
                 part = _part(rows, shape, is_before=is_before)
                 if part is None:
                     continue
-                keys, values = self._readers[source].read(part)
+                keys, values = self._readers[number].read(part)
                 hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
                 times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
-                elements.append(Elements(keys, values, times, source))
+                elements.append(Elements(keys, values, times, shape.entry))
         group.load(self._run, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
         group.store(self._run)
@@ -197,39 +203,49 @@ class ElementRunner:
 
 
 class BatchRunner:
-    """Runs a :class:`VectorizedProcessFunction`, all rows of a key group at once; it has one input."""
+    """Runs a :class:`VectorizedProcessFunction`, all rows of a key group at once; it has one entry."""
 
     def __init__(
         self, function: VectorizedProcessFunction, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
         self._function, self._shape = function, shape
-        (self._input,) = shape.inputs
         states = KeyedStates(uid, max_parallelism)
         function.open(states)
         self.layout = GroupLayout.of(states, shape.key_types)
         self._schema = shape.block_schemas[0]
-        self._columns = dict(zip(self._input.field_columns, self._input.fields, strict=True))
+        self._fields = shape.inputs[0].fields
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`GroupRunner`."""
-        (rows,) = inputs
-        if rows is None:
+        given = zip(inputs, self._shape.inputs, strict=True)
+        parts = [self._named(rows, shape) for rows, shape in given if rows is not None]
+        if not parts:
             return
-        index = KeyIndex.of(
-            rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in self._input.key_columns]
-        )
+        rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        keys = [rows.column(f"{_KEY}{at}") for at in range(len(self._shape.key_types))]
+        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), keys)
         times = rows.column(C.TIME).to_numpy() if C.TIME in rows.schema.names else None
         context = BatchContext(index, times, progress, group)
-        own = rows.select(list(self._columns))
-        batch = pa.RecordBatch.from_arrays(own.columns, names=list(self._columns.values()))
         first = BEHIND
-        for out in self._function.process_batch(batch, context) or ():
+        for out in self._function.process_batch(rows.select(list(self._fields)), context) or ():
             yield OutRows(0, first, self._checked(out))
             first += out.num_rows
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`; there are no elements."""
         return 0, failure.at
+
+    def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
+        """Return the rows of one way with the names that they have on all ways."""
+        columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
+        if self._shape.with_times:
+            is_timed = C.TIME in rows.schema.names
+            columns[C.TIME] = rows.column(C.TIME) if is_timed else pa.nulls(rows.num_rows, pa.int64())
+        columns |= {f"{_KEY}{at}": rows.column(name) for at, name in enumerate(shape.key_columns)}
+        columns |= {
+            name: rows.column(column) for name, column in zip(shape.fields, shape.field_columns, strict=True)
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch as it was declared; columns are found by their names."""

@@ -9,8 +9,10 @@ from urllib.parse import unquote, urlparse
 from flinkish_spark.bridge import SparkProbe, probe, stateful_parts
 from flinkish_spark.bridge.delta_probe import has_delta_format
 from flinkish_spark.errors import EnvironmentFault, GraphError
-from flinkish_spark.graph.planner import PlannedJob, Planner
-from flinkish_spark.graph.stream_graph import base_of
+from flinkish_spark.graph.chains import chains_to
+from flinkish_spark.graph.planned import PlannedJob
+from flinkish_spark.graph.planner import Planner
+from flinkish_spark.graph.stream_graph import base_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
@@ -143,8 +145,11 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     """Return where each stream that sinks read begins, in the plan's order, dead letters last."""
     bases: dict[int, str] = {}
     for index, sink in enumerate(planned.sinks):
-        is_declared = index < len(graph.sinks)
-        bases.setdefault(sink.stream, base_of(graph.sinks[index].parent) if is_declared else sink.uid)
+        ends: list[tuple[str, ...]] = [(sink.uid,)]
+        if index < len(graph.sinks):
+            ends = [tuple(map(uid_of, ways)) for _, ways in chains_to(graph, graph.sinks[index].parent)]
+        for stream, uids in zip(sink.streams, ends, strict=True):
+            bases.setdefault(stream, "+".join(dict.fromkeys(uids)))
     return [bases[stream] for stream in sorted(bases)]
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
 
 _STATE = "spark.sql.streaming.stateStore."
 

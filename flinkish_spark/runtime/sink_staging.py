@@ -39,7 +39,7 @@ class SinkStaging:
         self, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter], context: StagingContext
     ) -> None:
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
-        self._streams = len({sink.stream for sink in sinks})
+        self._streams = len({stream for sink in sinks for stream in sink.streams})
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         """Stage `frame` in every sink; see :class:`~flinkish_spark.runtime.engine.Staging`."""
@@ -71,7 +71,7 @@ class SinkStaging:
         acks, committables, blocks = [], [], []
         began_at_ms = context.clock.wall_ms()
         checkpoint = context.checkpoint_of(batch)
-        counted: dict[tuple[int, int | None], int] = {}
+        counted: dict[object, int] = {}
         for sink in self._sinks:
             if sink.uid not in sinks:
                 continue
@@ -79,7 +79,7 @@ class SinkStaging:
             blocks.append(block)
             rows = select_sink_rows(frame, sink, self._streams)
             count = partial(self._count_records, rows)
-            if not sink.transforms and sink.rows in counted:
+            if sink.rows in counted:
                 # A sink of the same rows has counted them; the digests must agree in the end.
                 count = partial(counted.__getitem__, sink.rows)
             request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
@@ -87,7 +87,7 @@ class SinkStaging:
             result = self._writers[sink.uid].stage(request)
             took_ms = context.clock.monotonic_ms() - began_ms
             acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
-            if not sink.transforms:
+            if sink.rows is not None:
                 counted[sink.rows] = acks[-1].rows
             committables += [Committable(sink.uid, payload) for payload in result.payloads]
         epoch = context.ownership.epoch
@@ -109,7 +109,7 @@ class SinkStaging:
     def _check_digests(self, staged: StagedBatch) -> None:
         """Compare what the sinks of one stream saw; transforms make a stream of their own."""
         acks = {ack.sink: ack for ack in staged.acks}
-        plain = [sink for sink in self._sinks if not sink.transforms]
+        plain = [sink for sink in self._sinks if sink.rows is not None]
         for left, right in itertools.combinations(plain, 2):
             one, other = acks[left.uid], acks[right.uid]
             same = (one.rows, one.digest) == (other.rows, other.digest)

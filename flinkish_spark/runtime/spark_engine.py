@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone
 from flinkish_spark.errors import FlinkishError
-from flinkish_spark.graph.planner import PlannedJob, Planner
+from flinkish_spark.graph.planned import PlannedJob
+from flinkish_spark.graph.planner import Planner
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter

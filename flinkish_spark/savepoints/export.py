@@ -55,7 +55,7 @@ from flinkish_spark.store import sync_directory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import SourceNode
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.decisions import Decision
@@ -333,7 +333,8 @@ def export_savepoint(
             for node in facts.sources
         },
         chains=tuple(
-            SavedChain(chain, positions.get(chain.name), sinks) for chain, sinks in read_by(planned).items()
+            SavedChain(chain, positions.get(chain.name, {}), sinks)
+            for chain, sinks in read_by(planned).items()
         ),
         sinks=tuple(sink.uid for sink in planned.sinks),
         hooks=dict(decision.hook_states),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.graph.beginning import Beginning
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import StreamGraph
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.decisions import Decision

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import SourceNode
     from flinkish_spark.protocol.decisions import Decision
 
@@ -149,23 +149,24 @@ class Rescaling:
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.
         return replace(known.seed, lineage=lineage, shuffle_partitions=self.shuffle_partitions)
 
-    def _first_positions(self) -> dict[str, Position]:
+    def _first_positions(self) -> dict[str, dict[str, Position]]:
         """Return where Spark's own Kafka source began; other sources keep that themselves."""
         folder = self.log.location / "sources"
         if not folder.is_dir():
             # The query was never started.
             return {}
-        found: dict[str, Position] = {}
+        found: dict[str, dict[str, Position]] = {}
         for number, scan in enumerate(recorded_layout(self.job_dir).scans):
             path = folder / str(number) / "0"
             if scan.role is ScanRole.RECORDS and path.is_file():
                 # A version, and behind it one line of JSON.
-                found[scan.chain] = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])
+                position = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])
+                found.setdefault(scan.chain, {})[scan.uid] = position
         return found
 
-    def _chains(self, positions: Mapping[str, Position]) -> tuple[SeededChain, ...]:
+    def _chains(self, positions: Mapping[str, Mapping[str, Position]]) -> tuple[SeededChain, ...]:
         chains = read_by(self.planned)
-        saved = [SavedChain(chain, positions.get(chain.name), sinks) for chain, sinks in chains.items()]
+        saved = [SavedChain(chain, positions.get(chain.name, {}), sinks) for chain, sinks in chains.items()]
         positionable = {node.uid for node in self.sources if node.source.is_positionable}
         return tuple(begin_chain(chain, sinks, saved, positionable) for chain, sinks in chains.items())
 

@@ -28,6 +28,7 @@ from flinkish_spark.protocol.restoring import (
     check_restore,
 )
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
+from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.seeding import ClaimMode, Seed, SeededChain, SeedOrigin
 from flinkish_spark.savepoints.errors import SavepointMisfit, SavepointNotFound
 from flinkish_spark.savepoints.export import sync_folders
@@ -36,7 +37,7 @@ from flinkish_spark.savepoints.seeds import become_claimant, claimant, lost_seed
 from flinkish_spark.savepoints.settings import RestoreSettings
 
 if TYPE_CHECKING:
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import StreamGraph
 
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
@@ -123,8 +124,8 @@ class Restore:
         place.check_files(self._files(metadata))
         sources = {node.uid: node.source for node in self.graph.sources}
         for begins in self._chains(metadata):
-            if begins.position is not None:
-                sources[begins.chain.source].check_start(begins.chain.source, begins.position)
+            for name, position in begins.positions.items():
+                sources[source_of(name)].check_start(source_of(name), position)
         return metadata.savepoint
 
     def prepare(self, shuffle_partitions: int) -> str:

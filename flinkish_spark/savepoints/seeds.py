@@ -19,7 +19,7 @@ from flinkish_spark.protocol.seeding import ClaimMode, Seed
 from flinkish_spark.savepoints.files import SavepointDir
 
 if TYPE_CHECKING:
-    from flinkish_spark.graph.planner import PlannedJob
+    from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
 
 LOG = logging.getLogger(__name__)

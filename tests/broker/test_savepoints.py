@@ -64,7 +64,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
         await_that(lambda: rows(client, "out") == 120, client)
         metadata = stop_with(client, tmp_path / "savepoint")
     (chain,) = metadata.chains
-    assert sum(chain.position[source].values()) == 120
+    assert sum(chain.positions["orders"][source].values()) == 120
     assert chain.sinks == ("out",)
 
     # What came in between is read by the restored job, and so is a partition that was added.
@@ -114,7 +114,7 @@ def test_a_savepoint_of_a_running_job_is_one_cut_and_the_job_goes_on(
         stop(client)
     assert totals_in(servers, out) == totals_between(0, 20)
     (chain,) = metadata.chains
-    read = sum(chain.position[source].values())
+    read = sum(chain.positions["orders"][source].values())
     assert 30 <= read < 240
 
     env = job(spark, tmp_path / "fork", servers, source, fork)
@@ -180,9 +180,11 @@ def test_a_sink_behind_a_new_operator_gets_nothing_twice(spark, broker, topic, j
     }
     # As if the other scan had been slower: Spark gives no say in that.
     place = SavepointDir(tmp_path / "savepoint")
-    behind = {**metadata.chains[0].position, source: {"0": 0, "1": 0}}
+    behind = {"orders": {**metadata.chains[0].positions["orders"], source: {"0": 0, "1": 0}}}
     (place.path / "savepoint.json").unlink()
-    place.finish(replace(metadata, chains=(replace(metadata.chains[0], position=behind), metadata.chains[1])))
+    place.finish(
+        replace(metadata, chains=(replace(metadata.chains[0], positions=behind), metadata.chains[1]))
+    )
     with started(two(tmp_path / "new", True), RestoreSettings(str(place.path))) as client:
         await_that(lambda: rows(client, "out") == 60, client)
         stop(client)

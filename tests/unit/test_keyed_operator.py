@@ -86,7 +86,7 @@ def operator(
         runs = KeyedCoProcessOperator(function)
     came = InputShape(arrow_schema(INPUT), ("user", "amount"), ("c0", "c1"), ("c0",), is_behind_operator)
     shape = RowShape(
-        inputs=(came,) * inputs,
+        inputs=tuple(replace(came, entry=number) for number in range(inputs)),
         key_types=(T.StringType(),),
         outputs=(parse_ddl(output), *(parse_ddl(tag.output) for tag in sides)),
         side_names=tuple(tag.name for tag in sides),

@@ -45,7 +45,7 @@ from flinkish_spark.protocol.scans import (
 from flinkish_spark.protocol.seeding import Claim, ClaimMode, Seed, SeededChain, SeedOrigin
 
 AT_5, AT_9 = {"t": {"0": 5}}, {"t": {"0": 9}}
-TOTALS = Chain("orders", ("totals",), ("totals",))
+TOTALS = Chain(("orders",), ("totals",), ("totals",))
 FILES = (
     StateFile("totals", "totals", "a-0", 3, 100, "0" * 64),
     StateFile("totals", "totals", "a-1", 4, 50, "1" * 64),
@@ -55,7 +55,7 @@ FILES = (
 def savepoint(
     operators=("totals",), chains=None, finished=(), hooks=None, kind="kafka", **more
 ) -> SavepointMetadata:
-    chains = [(Chain("orders", tuple(operators), (operators[-1],)), AT_5)] if chains is None else chains
+    chains = [(Chain(("orders",), tuple(operators), (operators[-1],)), AT_5)] if chains is None else chains
     return SavepointMetadata(
         savepoint="a" * 32,
         job="orders",
@@ -67,7 +67,7 @@ def savepoint(
         shuffle_partitions=2,
         operators={uid: OperatorState(128, ("string",), {"total": "..."}) for uid in operators},
         sources={"orders": SourceFacts(kind, {"topic-orders-t": {"topic_id": "x"}})},
-        chains=tuple(SavedChain(chain, position) for chain, position in chains),
+        chains=tuple(SavedChain(chain, dict.fromkeys(chain.inputs, position)) for chain, position in chains),
         sinks=("table",),
         hooks=hooks or {},
         finished=tuple(finished),
@@ -106,7 +106,7 @@ def test_a_job_that_did_not_change_restores_all_of_its_savepoint() -> None:
 
 def test_operators_are_matched_by_uid_and_not_by_position() -> None:
     # behaviour 87
-    both = Chain("orders", ("first", "totals"), ("totals",))
+    both = Chain(("orders",), ("first", "totals"), ("totals",))
     report = check_restore(savepoint(), shape("first", "totals", chains=[both]), RestoreRules())
     assert report.restored == ("totals", "orders")
     assert report.added == ("first",)
@@ -116,7 +116,7 @@ def test_operators_are_matched_by_uid_and_not_by_position() -> None:
 
 def test_state_of_a_missing_operator_is_refused_unless_it_is_allowed() -> None:
     # behaviour 88
-    job = shape("other", chains=[Chain("orders", ("other",), ("other",))])
+    job = shape("other", chains=[Chain(("orders",), ("other",), ("other",))])
     assert misfits(savepoint(), job) == [("OPERATOR_MISSING", "totals")]
     report = check_restore(savepoint(), job, RestoreRules(NonRestoredState.ALLOW))
     assert (report.problems, report.left_out, report.added) == ((), ("totals",), ("other",))
@@ -136,9 +136,9 @@ def test_another_type_of_key_is_refused() -> None:
 
 def test_a_savepoint_without_state_begins_every_operator_empty() -> None:
     # behaviour 89
-    empty = savepoint(operators=("totals",), chains=[(Chain("orders", (), ("table",)), AT_5)])
+    empty = savepoint(operators=("totals",), chains=[(Chain(("orders",), (), ("table",)), AT_5)])
     begun = begin_chain(TOTALS, (), empty.chains, {"orders"})
-    assert (begun.position, begun.states) == (AT_5, {})
+    assert (begun.positions, begun.states) == ({"orders": AT_5}, {})
 
 
 # -- sources ----------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_dataframe_restores_only_on_the_users_word() -> None:
     trusted = (NonRestoredState.REFUSE, UnpositionedSources.BEGIN_WHERE_THEY_ARE)
     assert misfits(found, job, *trusted) == []
     begun = begin_chain(TOTALS, (), found.chains, job.positionable)
-    assert (begun.position, begun.states) == (None, {"totals": "totals"})
+    assert (begun.positions, begun.states) == ({}, {"totals": "totals"})
 
 
 def test_a_topic_that_the_source_reads_no_more_is_refused_unless_it_is_allowed() -> None:
@@ -179,7 +179,7 @@ def test_keys_of_ours_in_an_offset_are_no_topics() -> None:
 def test_a_source_that_had_come_to_its_end_gets_no_new_readers() -> None:
     # behaviours 42, 93
     assert misfits(savepoint(finished=("orders",)), shape()) == []
-    more = shape("totals", "new", chains=[TOTALS, Chain("orders", ("new",), ("new",))])
+    more = shape("totals", "new", chains=[TOTALS, Chain(("orders",), ("new",), ("new",))])
     assert misfits(savepoint(finished=("orders",)), more) == [("FINISHED_CHANGED", "orders")]
 
 
@@ -196,66 +196,71 @@ def test_state_of_an_unknown_hook_is_refused_unless_it_is_allowed() -> None:
 
 # -- chains -----------------------------------------------------------------------------------------
 
-SECOND = Chain("orders", ("totals", "second"), ("second",))
-TWO = [SavedChain(TOTALS, AT_5), SavedChain(SECOND, AT_9)]
+SECOND = Chain(("orders",), ("totals", "second"), ("second",))
+TWO = [SavedChain(TOTALS, {"orders": AT_5}), SavedChain(SECOND, {"orders": AT_9})]
 
 
 def test_each_run_of_an_operator_goes_on_with_its_own_state_and_position() -> None:
     """An operator whose output is used twice runs twice, and one run may be ahead of the other."""
     first, second = (begin_chain(chain, (), TWO, {"orders"}) for chain in (TOTALS, SECOND))
-    assert (first.position, first.states) == (AT_5, {"totals": "totals"})
-    assert (second.position, second.states) == (AT_9, {"totals": "second", "second": "second"})
+    assert (first.positions, first.states) == ({"orders": AT_5}, {"totals": "totals"})
+    assert (second.positions, second.states) == ({"orders": AT_9}, {"totals": "second", "second": "second"})
 
 
 def test_a_new_operator_behind_a_known_one_goes_on_where_that_stood() -> None:
-    third = Chain("orders", ("totals", "third"), ("third",))
+    third = Chain(("orders",), ("totals", "third"), ("third",))
     begun = begin_chain(third, (), TWO, {"orders"})
-    assert (begun.position, begun.states) == (AT_5, {"totals": "totals"})
+    assert (begun.positions, begun.states) == ({"orders": AT_5}, {"totals": "totals"})
 
 
 def test_operators_that_stood_at_different_places_cannot_join() -> None:
-    apart = [SavedChain(TOTALS, AT_5), SavedChain(Chain("orders", ("other",), ("other",)), AT_9)]
-    joined = Chain("orders", ("totals", "other"), ("other",))
+    apart = [
+        SavedChain(TOTALS, {"orders": AT_5}),
+        SavedChain(Chain(("orders",), ("other",), ("other",)), {"orders": AT_9}),
+    ]
+    joined = Chain(("orders",), ("totals", "other"), ("other",))
     with pytest.raises(PositionsDiffer, match="'totals' and 'other' stood at different places"):
         begin_chain(joined, (), apart, {"orders"})
     job = shape("totals", "other", chains=[joined])
-    found = savepoint(operators=("totals", "other"), chains=[(c.chain, c.position) for c in apart])
+    found = savepoint(operators=("totals", "other"), chains=[(c.chain, c.positions["orders"]) for c in apart])
     assert misfits(found, job) == [("CHAINS_JOINED", "other")]
-    level = [SavedChain(one.chain, AT_5) for one in apart]
+    level = [SavedChain(one.chain, {"orders": AT_5}) for one in apart]
     assert begin_chain(joined, (), level, {"orders"}).states == {"totals": "totals", "other": "other"}
 
 
 def test_sinks_that_share_a_stream_now_must_have_stood_at_one_place() -> None:
     apart = [
-        SavedChain(Chain("orders", (), ("a",)), AT_5),
-        SavedChain(Chain("orders", (), ("b",)), AT_9),
+        SavedChain(Chain(("orders",), (), ("a",)), {"orders": AT_5}),
+        SavedChain(Chain(("orders",), (), ("b",)), {"orders": AT_9}),
     ]
-    together = Chain("orders", (), ("a", "b"))
+    together = Chain(("orders",), (), ("a", "b"))
     with pytest.raises(PositionsDiffer, match="the sinks of 'a,b' have read ends"):
         begin_chain(together, (), apart, {"orders"})
-    assert begin_chain(Chain("orders", (), ("b",)), (), apart, {"orders"}).position == AT_9
+    assert begin_chain(Chain(("orders",), (), ("b",)), (), apart, {"orders"}).positions == {"orders": AT_9}
     # A new sink sees all that any other has not seen.
-    assert begin_chain(Chain("orders", (), ("c",)), (), apart, {"orders"}).position == AT_5
+    assert begin_chain(Chain(("orders",), (), ("c",)), (), apart, {"orders"}).positions == {"orders": AT_5}
 
 
-COPY = SavedChain(Chain("orders", (), ("copy",)), AT_9)
-BEHIND = SavedChain(TOTALS, AT_5, ("out",))
+COPY = SavedChain(Chain(("orders",), (), ("copy",)), {"orders": AT_9})
+BEHIND = SavedChain(TOTALS, {"orders": AT_5}, ("out",))
 
 
 def test_an_operator_that_is_put_in_front_of_a_sink_begins_where_the_sinks_stream_stood() -> None:
     """Else the sink would get records again that it has committed."""
-    clean = Chain("orders", ("clean",), ("clean",))
-    assert begin_chain(clean, ("copy",), [BEHIND, COPY], {"orders"}).position == AT_9
-    assert begin_chain(clean, ("new",), [BEHIND, COPY], {"orders"}).position == AT_5
+    clean = Chain(("orders",), ("clean",), ("clean",))
+    assert begin_chain(clean, ("copy",), [BEHIND, COPY], {"orders"}).positions == {"orders": AT_9}
+    assert begin_chain(clean, ("new",), [BEHIND, COPY], {"orders"}).positions == {"orders": AT_5}
     # Also in front of a sink that was behind an operator, and without any.
-    assert begin_chain(clean, ("out",), [replace(BEHIND, position=AT_9), COPY], {"orders"}).position == AT_9
-    plain = Chain("orders", (), ("out",))
-    ahead, behind = replace(BEHIND, position=AT_9), replace(COPY, position=AT_5)
-    assert begin_chain(plain, (), [ahead, behind], {"orders"}).position == AT_9
+    assert begin_chain(
+        clean, ("out",), [replace(BEHIND, positions={"orders": AT_9}), COPY], {"orders"}
+    ).positions == {"orders": AT_9}
+    plain = Chain(("orders",), (), ("out",))
+    ahead, behind = replace(BEHIND, positions={"orders": AT_9}), replace(COPY, positions={"orders": AT_5})
+    assert begin_chain(plain, (), [ahead, behind], {"orders"}).positions == {"orders": AT_9}
 
 
 def test_sinks_of_chains_that_stood_at_different_places_cannot_share_an_operator() -> None:
-    clean = Chain("orders", ("clean",), ("clean",))
+    clean = Chain(("orders",), ("clean",), ("clean",))
     with pytest.raises(PositionsDiffer, match="the sinks of 'clean' have read ends at another place"):
         begin_chain(clean, ("copy", "out"), [BEHIND, COPY], {"orders"})
     # Nor can a sink go behind an operator that stood somewhere else.
@@ -264,15 +269,15 @@ def test_sinks_of_chains_that_stood_at_different_places_cannot_share_an_operator
     found = replace(savepoint(), chains=(BEHIND, COPY))
     job = shape(chains={TOTALS: ("out", "copy")})
     assert misfits(found, job) == [("CHAINS_JOINED", "totals")]
-    level = [BEHIND, replace(COPY, position=AT_5)]
-    assert begin_chain(TOTALS, ("out", "copy"), level, {"orders"}).position == AT_5
+    level = [BEHIND, replace(COPY, positions={"orders": AT_5})]
+    assert begin_chain(TOTALS, ("out", "copy"), level, {"orders"}).positions == {"orders": AT_5}
 
 
 def test_of_several_runs_of_an_operator_its_sinks_run_goes_on() -> None:
     """`second` is taken out: what it wrote to goes on where `second` stood, with that run's state."""
-    saved = [SavedChain(TOTALS, AT_5, ("out",)), SavedChain(SECOND, AT_9, ("far",))]
+    saved = [SavedChain(TOTALS, {"orders": AT_5}, ("out",)), SavedChain(SECOND, {"orders": AT_9}, ("far",))]
     begun = begin_chain(TOTALS, ("far",), saved, {"orders"})
-    assert (begun.position, begun.states) == (AT_9, {"totals": "second"})
+    assert (begun.positions, begun.states) == ({"orders": AT_9}, {"totals": "second"})
 
 
 def test_a_savepoint_that_does_not_say_who_reads_an_operator_is_still_read() -> None:
@@ -281,30 +286,30 @@ def test_a_savepoint_that_does_not_say_who_reads_an_operator_is_still_read() -> 
         del one["sinks"]
     read = [SavedChain.from_json(one) for one in stored]
     assert [one.readers for one in read] == [frozenset(), {"copy"}]
-    clean = Chain("orders", ("clean",), ("clean",))
-    assert begin_chain(clean, ("copy",), read, {"orders"}).position == AT_9
-    assert begin_chain(TOTALS, ("out",), read, {"orders"}).position == AT_5
+    clean = Chain(("orders",), ("clean",), ("clean",))
+    assert begin_chain(clean, ("copy",), read, {"orders"}).positions == {"orders": AT_9}
+    assert begin_chain(TOTALS, ("out",), read, {"orders"}).positions == {"orders": AT_5}
 
 
 def test_what_a_sink_read_of_another_source_says_nothing_about_this_one() -> None:
-    moved = Chain("returns", (), ("copy",))
-    saved = [COPY, SavedChain(Chain("returns", (), ("other",)), AT_5)]
-    assert begin_chain(moved, ("copy",), saved, {"orders", "returns"}).position == AT_5
+    moved = Chain(("returns",), (), ("copy",))
+    saved = [COPY, SavedChain(Chain(("returns",), (), ("other",)), {"returns": AT_5})]
+    assert begin_chain(moved, ("copy",), saved, {"orders", "returns"}).positions == {"returns": AT_5}
 
 
 def test_an_operator_that_moved_to_another_source_keeps_its_state() -> None:
-    moved = Chain("returns", ("totals",), ("totals",))
+    moved = Chain(("returns",), ("totals",), ("totals",))
     begun = begin_chain(moved, (), TWO, {"orders", "returns"})
-    assert (begun.position, begun.states) == (None, {"totals": "totals"})
+    assert (begun.positions, begun.states) == ({}, {"totals": "totals"})
 
 
 def test_a_source_that_the_savepoint_does_not_know_begins_where_it_says_itself() -> None:
-    assert begin_chain(Chain("new", ("fresh",), ("fresh",)), (), TWO, {"new"}).position is None
+    assert begin_chain(Chain(("new",), ("fresh",), ("fresh",)), (), TWO, {"new"}).positions == {}
 
 
 def test_a_chain_whose_source_was_never_asked_has_no_position() -> None:
-    unasked = [SavedChain(Chain("orders", (), ("a",)), None)]
-    assert begin_chain(Chain("orders", (), ("b",)), (), unasked, {"orders"}).position is None
+    unasked = [SavedChain(Chain(("orders",), (), ("a",)), {})]
+    assert begin_chain(Chain(("orders",), (), ("b",)), (), unasked, {"orders"}).positions == {}
     assert misfits(savepoint(chains=[(TOTALS, None)]), shape()) == []
 
 
@@ -325,7 +330,7 @@ LOGGED = [AT_5, {"flinkish:checkpoint": 3}, SEEDED, 1, 2, None]
 
 
 def test_positions_are_found_by_the_order_of_the_plan() -> None:
-    assert LAYOUT.positions(LOGGED) == {"totals": AT_5, "copy": [1, 2]}
+    assert LAYOUT.positions(LOGGED) == {"totals": {"orders": AT_5}, "copy": {"files": [1, 2]}}
     with pytest.raises(ValueError, match="6 sources and the offset log entry 1 positions"):
         LAYOUT.positions([AT_5])
 
@@ -359,8 +364,20 @@ def test_a_savepoint_survives_its_stored_form() -> None:
 
 
 def test_a_savepoint_of_a_later_version_is_refused() -> None:
-    with pytest.raises(NewerFormatError, match="version 2 of savepoints"):
-        SavepointMetadata.from_json({**savepoint().to_json(), "version": 2})
+    with pytest.raises(NewerFormatError, match="version 3 of savepoints"):
+        SavepointMetadata.from_json({**savepoint().to_json(), "version": 3})
+
+
+def test_a_savepoint_of_version_1_has_chains_of_one_source() -> None:
+    found = savepoint()
+    chain = {
+        "source": "orders",
+        "operators": ["totals"],
+        "consumers": ["totals"],
+        "position": AT_5,
+        "sinks": [],
+    }
+    assert SavepointMetadata.from_json({**found.to_json(), "version": 1, "chains": [chain]}) == found
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".x"])
@@ -382,7 +399,7 @@ SEED = Seed(
     savepoint="a" * 32,
     checkpoint=CheckpointId(7),
     shuffle_partitions=4,
-    chains=(SeededChain(SECOND, AT_9, {"totals": "totals"}), SeededChain(TOTALS, None, {})),
+    chains=(SeededChain(SECOND, {"orders": AT_9}, {"totals": "totals"}), SeededChain(TOTALS, {}, {})),
     hooks={"h": {"a": 1}},
     finished=("x",),
     files=(FILES[1], FILES[0]),

@@ -129,9 +129,9 @@ def test_a_torn_savepoint_json_is_an_error_and_never_taken_for_none(place: Path,
 
 
 def test_a_savepoint_of_a_newer_version_says_so(place: Path) -> None:
-    body = {**SavepointDir(place).metadata().to_json(), "version": 2}
+    body = {**SavepointDir(place).metadata().to_json(), "version": 3}
     (place / "savepoint.json").write_bytes(seal("savepoint", body))
-    with pytest.raises(JobDirError, match="version 2 of savepoints"):
+    with pytest.raises(JobDirError, match="version 3 of savepoints"):
         SavepointDir(place).metadata()
 
 
@@ -311,7 +311,7 @@ def test_a_savepoint_that_somebody_exchanged_under_its_claim_stays(place: Path) 
 
 def test_a_savepoint_of_a_newer_version_is_not_deleted(place: Path) -> None:
     SavepointDir(place).claim(A, "/jobs/a")
-    body = {**SavepointDir(place).metadata().to_json(), "version": 2}
+    body = {**SavepointDir(place).metadata().to_json(), "version": 3}
     (place / "savepoint.json").write_bytes(seal("savepoint", body))
     SavepointDir(place).delete(A, NAME)
     assert list(place.glob("state/*/*"))

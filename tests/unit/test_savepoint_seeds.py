@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from flinkish_spark.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import read_by
-from flinkish_spark.graph.planner import PlannedJob
-from flinkish_spark.graph.sink_rows import PlannedSink
+from flinkish_spark.graph.planned import PlannedJob
+from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.job_dir import JobDir, seed_folder
 from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
@@ -53,7 +53,7 @@ from flinkish_spark.sources.base import Source, SourceStart
 from flinkish_spark.store import LocalStore
 from tests.unit.test_savepoint_files import write_file
 
-TOTALS = Chain("orders", ("totals",), ("totals",))
+TOTALS = Chain(("orders",), ("totals",), ("totals",))
 AT_5 = {"t": {"0": 5}}
 
 
@@ -112,7 +112,7 @@ def savepoint(tmp_path):
             2,
             {"totals": OperatorState(128, ("string",))},
             {"orders": SourceFacts("kafka", {"topic-orders-t": {"topic_id": "x"}})},
-            (SavedChain(TOTALS, AT_5),),
+            (SavedChain(TOTALS, {"orders": AT_5}),),
             hooks={"catalog": {"version": 3}},
             files=(write_file(path),),
         )
@@ -147,7 +147,7 @@ def test_a_prepared_job_needs_the_savepoint_no_more(root, savepoint) -> None:
     job_dir = JobDir(LocalStore(root))
     seed = job_dir.seed(Lineage(0))
     assert seed is not None
-    assert seed.chains == (SeededChain(TOTALS, AT_5, {"totals": "totals"}),)
+    assert seed.chains == (SeededChain(TOTALS, {"orders": AT_5}, {"totals": "totals"}),)
     assert (seed.shuffle_partitions, seed.hooks, seed.finished) == (
         5,
         {"catalog": {"version": 3}},
@@ -176,7 +176,7 @@ def test_an_unknown_path_is_refused(root, tmp_path) -> None:
 
 
 def test_a_misfit_names_every_reason(root, savepoint) -> None:
-    chain = Chain("orders", ("other",), ("other",))
+    chain = Chain(("orders",), ("other",), ("other",))
     with pytest.raises(SavepointMisfit, match=r"totals: .*; catalog: ") as caught:
         restore(root, savepoint, operators=("other",), chain=chain, hooks=()).check()
     assert len(caught.value.problems) == 2
@@ -187,7 +187,7 @@ def test_a_misfit_names_every_reason(root, savepoint) -> None:
     allowed.prepare(2)
     seed = JobDir(LocalStore(root)).seed(Lineage(0))
     assert (seed.files, seed.hooks) == ((), {})
-    assert seed.chains == (SeededChain(chain, AT_5, {}),)
+    assert seed.chains == (SeededChain(chain, {"orders": AT_5}, {}),)
 
 
 def test_input_that_is_gone_is_named_before_anything_is_created(root, savepoint) -> None:
@@ -223,9 +223,9 @@ def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> Non
     nothing = StructType([])
 
     def sink(uid: str, stream: int) -> PlannedSink:
-        return PlannedSink(uid, None, stream, (), (), nothing, frozenset(), ())
+        return PlannedSink(uid, None, nothing, (SinkPart(stream, (), (), frozenset()),))
 
-    copy = Chain("orders", (), ("copy",))
+    copy = Chain(("orders",), (), ("copy",))
     sinks = (sink("out", 0), sink("copy", 1), sink("more", 0))
     planned = PlannedJob(None, sinks, (TOTALS, copy))
     assert read_by(planned) == {TOTALS: ("out", "more"), copy: ("copy",)}
@@ -284,15 +284,15 @@ def test_a_chain_begins_where_its_seed_says(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
     beginning = beginning_of(JobDir(LocalStore(root)), root)
     node = SourceNode("orders", Topic())
-    moved = beginning.positioned(node, TOTALS)
+    moved = beginning.positioned(node, TOTALS, "orders")
     assert isinstance(moved, Topic) and moved.start is not None
     assert moved.start.position == AT_5
     assert moved.start.folder.startswith(str(root / "seeds/0/begin/orders-"))
-    other = Chain("orders", ("new",), ("new",))
-    assert beginning.positioned(node, other) is node.source
+    other = Chain(("orders",), ("new",), ("new",))
+    assert beginning.positioned(node, other, "orders") is node.source
     assert beginning.state_of(None, "new", other) is None
     assert beginning.label(other) == "" != beginning.label(TOTALS)
-    assert Beginning().positioned(node, TOTALS) is node.source
+    assert Beginning().positioned(node, TOTALS, "orders") is node.source
 
 
 # -- letting go -------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_a_savepoint_that_is_needed_again_has_to_be_whole(root, savepoint) -> No
 def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
     job_dir = begun(root)
     file = write_file(root / "seeds/1")
-    chains = (SeededChain(TOTALS, AT_5, {"totals": "totals"}),)
+    chains = (SeededChain(TOTALS, {"orders": AT_5}, {"totals": "totals"}),)
     job_dir.write_seed(Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 3, chains, files=(file,)))
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(1), "", {}, RewindKind.RESEED))
     # A checkpoint of before the rescale is not what the live lineage goes on from.
@@ -555,7 +555,7 @@ def test_a_rescale_before_the_first_checkpoint_begins_where_the_job_began(root) 
     (root / "seeds/1/state").mkdir(parents=True)
     rescaling(root, 3).export(None, Lineage(1))
     seed = job_dir.seed(Lineage(1))
-    assert (seed.chains, seed.shuffle_partitions) == ((SeededChain(TOTALS, AT_5, {}),), 3)
+    assert (seed.chains, seed.shuffle_partitions) == ((SeededChain(TOTALS, {"orders": AT_5}, {}),), 3)
     assert not (root / "seeds/1/state").exists()
 
 

@@ -54,7 +54,7 @@ def plan(rules: AssignerRules | None = None) -> TimePlan:
     given = {"orders": Assigner("orders", AssignerRules(Untimed()))}
     if rules is not None:
         given = {"orders.sums": Assigner("orders", rules)}
-    return TimePlan(reporters_of(["sums"], ["orders"]), {"out": "sums"}, {"sums": ("sums",)}, given)
+    return TimePlan(reporters_of(["sums"], ["orders"]), {"out": ("sums",)}, {"sums": ("sums",)}, given)
 
 
 TIMED = plan(AssignerRules(BoundedOutOfOrderness(0)))
@@ -273,7 +273,7 @@ def test_more_that_becomes_due_is_offered_before_spark_has_asked(tmp_path: Path)
 def test_a_scan_that_was_asked_too_early_calls_in_the_next_micro_batch(tmp_path: Path) -> None:
     given = TimePlan(
         reporters_of(["first"], ["orders"]),
-        {"out": "sums", "other": "tops"},
+        {"out": ("sums",), "other": ("tops",)},
         {"sums": ("first",), "tops": ("first",)},
     )
     query = Query(tmp_path, given, scans=2)

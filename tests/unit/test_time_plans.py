@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark import WatermarkStrategy
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import GraphError, UserFunctionError
-from flinkish_spark.graph.stream_graph import KeyedNode, SinkNode, SourceNode, StreamGraph, TransformNode
+from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode, SinkNode, SourceNode, StreamGraph, TransformNode
 from flinkish_spark.graph.times import plan_times
 from flinkish_spark.protocol.time_facts import BoundedOutOfOrderness, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
@@ -47,7 +47,8 @@ class Program:
 
     def keyed(self, stream: DataStream, uid: str) -> DataStream:
         function: Any = None
-        node = KeyedNode(uid, stream._node, ("user",), function, T.StructType([]), 128)
+        entries = (KeyedEntry(stream._node, ("user",)),)
+        node = KeyedNode(uid, entries, function, T.StructType([]), 128)
         self.graph.operators.append(node)
         return DataStream(Environment(self.graph), node)  # type: ignore[arg-type]
 
@@ -56,7 +57,7 @@ class Program:
         self.graph.sinks.append(SinkNode(uid, stream._node, sink))
 
     def plan(self, has_channels: bool = True) -> Any:
-        return plan_times(self.graph, lambda node, chain: Planned(has_channels))
+        return plan_times(self.graph, lambda leg, chain, name: Planned(has_channels))
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_strategy_belongs_to_a_source_in_a_chain(program: Program) -> None:
     program.sink(program.keyed(orders, "sums"), "out")
     found = program.plan()
     assert found.assigners == {assigner_uid("orders", "sums"): Assigner("orders", FIRST.rules)}
-    assert (found.chains, found.operators) == ({"out": "sums"}, {"sums": ("sums",)})
+    assert (found.chains, found.operators) == ({"out": ("sums",)}, {"sums": ("sums",)})
     assert (found.number_of("sums"), found.number_of("orders"), found.is_timed) == (0, 1, True)
     assert not program.plan(has_channels=False).assigners["orders.sums"].has_channels
 

@@ -35,13 +35,13 @@ from flinkish_spark.sinks.python_tasks import RowCount
 TIMED = AssignerRules(BoundedOutOfOrderness(0))
 PLAN = TimePlan(
     reporters_of(["sums", "tops"], ["orders", "clicks"]),
-    {"left": "sums", "right": "tops"},
+    {"left": ("sums",), "right": ("tops",)},
     {"sums": ("sums",), "tops": ("tops",)},
     {"orders.sums": Assigner("orders", TIMED), "clicks.tops": Assigner("clicks", TIMED, has_channels=False)},
 )
 SHARED = TimePlan(
     reporters_of(["first", "sums", "tops"], ["orders"]),
-    {"left": "sums", "right": "tops"},
+    {"left": ("sums",), "right": ("tops",)},
     {"sums": ("first", "sums"), "tops": ("first", "tops")},
 )
 NONE_MS = MAX_WATERMARK_MS

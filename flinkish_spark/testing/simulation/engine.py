@@ -18,7 +18,7 @@ from flinkish_spark.errors import (
     OwnedElsewhereError,
     SparkGoneError,
 )
-from flinkish_spark.graph.sink_rows import PlannedSink
+from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
@@ -377,7 +377,8 @@ class SimPlan:
         planned, writers = [], {}
         for number, (uid, kind) in enumerate(zip(scenario.sink_uids, scenario.sinks, strict=True)):
             schema, stream = T.StructType([]), number % scenario.scans
-            planned.append(PlannedSink(uid, DeltaSink("/"), stream, (), (), schema, self._channels, ()))
+            part = SinkPart(stream, (), (), self._channels)
+            planned.append(PlannedSink(uid, DeltaSink("/"), schema, (part,)))
             writer = SimKafkaWriter if kind is SinkKind.TRANSACTIONS else SimDeltaWriter
             writers[uid] = writer(self._world, self._engine.context(context, uid), self._engine.in_jvm)
         return SinkStaging(planned, writers, context)

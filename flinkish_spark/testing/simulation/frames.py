@@ -62,4 +62,4 @@ class SimFrame:
 
 def select_rows(frame: SimFrame, planned: PlannedSink, streams: int) -> SimFrame:
     """Stand in for `graph.sink_rows.select_sink_rows`."""
-    return replace(frame, barriers=frame.branches[planned.stream])
+    return replace(frame, barriers=frame.branches[planned.parts[0].stream])
