@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
+from flinkish_spark.connected_streams import ConnectedStreams
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
+from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
+from flinkish_spark.graph.lookup_transforms import lookup_rows
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.graph.stream_graph import (
     KeyedNode,
@@ -17,9 +20,13 @@ from flinkish_spark.graph.stream_graph import (
     StreamNode,
     TimedNode,
     TransformNode,
+    UnionNode,
     base_of,
     is_behind_keys,
 )
+from flinkish_spark.joins.functions import ProcessJoinFunction
+from flinkish_spark.joins.kinds import JoinType
+from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.sinks.base import Sink
@@ -172,6 +179,90 @@ class DataStream:
                     what_to_do='name them one by one: key_by("user", "product")',
                 )
         return KeyedStream(self._environment, self._node, keys)
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Put streams with the same fields together; in which order their records come is not promised.
+
+        A stream may be united with itself, and then has each record twice.
+
+        Raises
+        ------
+        GraphError
+            There is no other stream, or one is keyed, or of another job. Other fields are refused when the
+            job starts.
+        """
+        if not others:
+            raise GraphError("union() got no stream", what_to_do="name one: orders.union(more_orders)")
+        nodes = (self._node, *(self._other(other, "union")._node for other in others))
+        return DataStream(self._environment, UnionNode(nodes))
+
+    def connect(self, other: DataStream) -> ConnectedStreams:
+        """Let one function read this stream and another one, which may have other fields.
+
+        Raises
+        ------
+        GraphError
+            The other is keyed, or of another job.
+        """
+        return ConnectedStreams(self, self._other(other, "connect"))
+
+    def _other(self, other: Any, method: str) -> DataStream:
+        if not isinstance(other, DataStream):
+            raise GraphError(
+                f"{method}() got a {type(other).__name__}",
+                what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
+            )
+        if other._environment is not self._environment:
+            raise GraphError(
+                f"{method}() got a stream of another environment",
+                what_to_do="make both streams with one environment",
+            )
+        return other
+
+    def lookup_join(
+        self,
+        table: LookupTable,
+        rows: str,
+        *,
+        key: Callable[[Any], Any],
+        join_type: JoinType = JoinType.INNER,
+        function: ProcessJoinFunction | None = None,
+        output: str | T.StructType | None = None,
+        cache: LookupCache | None = None,
+        keys_per_call: int = 1_000,
+        name: str = "lookup_join",
+    ) -> DataStream:
+        """Join each record with the rows that a table outside has for it at that time; see docs/joins.md.
+
+        Parameters
+        ----------
+        table
+            Travels to the workers and is opened there.
+        rows
+            Type of its rows, as DDL.
+        key
+            From a record to the key to ask for; None has no rows.
+        join_type
+            INNER, or LEFT: then records without rows come out with null.
+        function
+            What is made of a pair; by default the fields of both, a row's as ``right_<name>`` where the
+            record has a field of that name.
+        output
+            Fields of what the function makes.
+        cache
+            What is kept of the answers; None: each batch of a micro-batch asks anew.
+        keys_per_call
+            At most.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        ConfigError, SchemaError, UserFunctionError
+            Something cannot be used.
+        """
+        join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
+        return DataStream(self._environment, TransformNode(self._node, lookup_rows(join, output, name)))
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of what a function emits with ``ctx.output(tag, row)``.

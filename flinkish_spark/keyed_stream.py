@@ -17,12 +17,14 @@ from flinkish_spark.aggregates import (
     Fold,
     Ties,
 )
+from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from flinkish_spark.graph.declared import check_can_be_sent, check_max_parallelism, output_schema
+from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode, StreamNode
+from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
+from flinkish_spark.joined_streams import JoinedStreams
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windowed_stream import WindowedStream
@@ -42,8 +44,7 @@ class KeyedStream:
         self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[str | Column, ...]
     ) -> None:
         self._environment = environment
-        self._node = node
-        self._keys = keys
+        self._entry = KeyedEntry(node, keys)
 
     def process(
         self,
@@ -78,7 +79,6 @@ class KeyedStream:
         SchemaError
             The output type is not a list of fields.
         """
-        self._groups(max_parallelism)
         _check_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
@@ -233,6 +233,46 @@ class KeyedStream:
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
         )
 
+    def connect(self, other: KeyedStream) -> KeyedConnectedStreams:
+        """Let one function read this stream and another one that has keys of the same types.
+
+        Raises
+        ------
+        GraphError
+            The other has no keys, or is of another job.
+        """
+        return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
+
+    def join(self, other: KeyedStream) -> JoinedStreams:
+        """Join this stream, the left one, with another one that has keys of the same types.
+
+        How, says what is called next: `interval`, `window`, `co_group` or `temporal`.
+
+        Raises
+        ------
+        GraphError
+            The other has no keys, or is of another job.
+        """
+        return JoinedStreams(self._environment, self._entry, self._other(other, "join"))
+
+    def interval_join(self, other: KeyedStream, *, lower_ms: int, upper_ms: int, uid: str) -> DataStream:
+        """Join elements whose event times are near; :meth:`JoinedStreams.interval` has more to say."""
+        return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid)
+
+    def _other(self, other: Any, method: str) -> KeyedEntry:
+        if not isinstance(other, KeyedStream):
+            raise GraphError(
+                f"{method}() got a {type(other).__name__}",
+                why="this stream is keyed",
+                what_to_do="call key_by() on the other one too, with a key of the same type",
+            )
+        if other._environment is not self._environment:
+            raise GraphError(
+                f"{method}() got a stream of another environment",
+                what_to_do="make both streams with one environment",
+            )
+        return other._entry
+
     def _keyed(
         self,
         function: KeyedFunction,
@@ -241,22 +281,10 @@ class KeyedStream:
         max_parallelism: int | None,
     ) -> DataStream:
         """Add an operator to the graph; `output` None stands for the fields of the input."""
-        graph = self._environment.graph
-        groups = self._groups(max_parallelism)
-        check_can_be_sent(function, "of operator", uid)
-        fields = None if output is None else output_schema(output, uid)
-        entries = (KeyedEntry(self._node, self._keys),)
-        node = KeyedNode(graph.check_uid(uid), entries, function, fields, groups)
-        graph.operators.append(node)
         from flinkish_spark.datastream import DataStream  # the two make each other
 
+        node = declare_operator(self._environment, [self._entry], function, output, uid, max_parallelism)
         return DataStream(self._environment, node)
-
-    def _groups(self, max_parallelism: int | None) -> int:
-        """Return the operator's number of key groups."""
-        groups = self._environment.max_parallelism if max_parallelism is None else max_parallelism
-        check_max_parallelism(groups)
-        return groups
 
 
 def _check_function(function: object, uid: str) -> None:

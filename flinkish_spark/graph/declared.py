@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
+from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+
+if TYPE_CHECKING:
+    from flinkish_spark.environment import StreamExecutionEnvironment
+    from flinkish_spark.graph.stream_graph import KeyedFunction
 
 #: Key groups are numbered by the job's settings; this is the most that a state store should hold.
 MAX_PARALLELISM_LIMIT = 32_768
@@ -60,6 +68,38 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
             f"{what} unites a stream of ({shown[0]}) with one of ({shown[1]})",
             what_to_do="give them the same fields in the same order, for example with transform()",
         )
+
+
+def declare_operator(
+    environment: StreamExecutionEnvironment,
+    entries: Sequence[KeyedEntry],
+    function: KeyedFunction,
+    output: str | T.StructType | None,
+    uid: str,
+    max_parallelism: int | None,
+) -> KeyedNode:
+    """Add a keyed operator to the graph and return its node.
+
+    Parameters
+    ----------
+    output
+        None stands for the fields of the input, or what the function itself says of them.
+    max_parallelism
+        None for the environment's.
+
+    Raises
+    ------
+    ConfigError, GraphError, SchemaError, UserFunctionError
+        Something cannot be used; the graph is as it was.
+    """
+    groups = environment.max_parallelism if max_parallelism is None else max_parallelism
+    check_max_parallelism(groups)
+    check_can_be_sent(function, "of operator", uid)
+    fields = None if output is None else output_schema(output, uid)
+    graph = environment.graph
+    node = KeyedNode(graph.check_uid(uid), tuple(entries), function, fields, groups)
+    graph.operators.append(node)
+    return node
 
 
 def check_can_be_sent(function: object, what: str, uid: str) -> None:

@@ -13,6 +13,7 @@ from flinkish_spark.bridge.plan_layout import named_operator
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
 from flinkish_spark.graph.declared import check_same_fields
+from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
 from flinkish_spark.graph.keyed_routes import routed, seeded
 from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
@@ -173,6 +174,8 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
 def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
     if node.output is not None:
         return node.output
+    if isinstance(node.function, Joining):
+        return node.function.output(*schemas)
     return schemas[0] if folded is None else fields_of(folded.aggregation)
 
 

@@ -25,6 +25,7 @@ from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
+from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
@@ -157,7 +158,7 @@ class Planner:
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, step.function))
             function = step.function
-            if isinstance(function, RowTransform):
+            if isinstance(function, RowTransform | LookupTransform):
                 function = function.located(parent.origins)
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql import types as T
 
-    from flinkish_spark.functions import KeyedProcessFunction
+    from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
     from flinkish_spark.graph.operator_factories import FoldingColumns, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from flinkish_spark.sources.base import Source
     from flinkish_spark.watermark_strategy import WatermarkStrategy
 
-    KeyedFunction = KeyedProcessFunction | VectorizedProcessFunction | OperatorFactory | FoldingColumns
+    KeyedFunction = (
+        KeyedProcessFunction
+        | KeyedCoProcessFunction
+        | VectorizedProcessFunction
+        | OperatorFactory
+        | FoldingColumns
+    )
 
 
 @dataclass(frozen=True, eq=False)

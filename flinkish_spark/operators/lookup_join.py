@@ -33,6 +33,8 @@ class LookupJoinRun:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join.table, join.cache, join.keys_per_call)
         self._context = _LookupContext()
+        #: Of which element each row of the last batch is made.
+        self.of_row: list[int] = []
         join.table.open()
         self._function.open(NoKeyedState(uid, max_parallelism))
 
@@ -51,6 +53,7 @@ class LookupJoinRun:
         self._context.emitted = emitted = Emitted()
         keys = self._keys(values)
         rows_of = self._answers.of(keys, processing_time_ms)
+        self.of_row = []
         stamps: Iterable[int | None] = times_ms or [None] * len(values)
         for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
             self._context.timestamp_ms = time_ms
@@ -58,7 +61,9 @@ class LookupJoinRun:
                 self._join_one(value, rows_of.get(key, ()) if _is_known(key) else ())
             except Exception as error:
                 raise ElementFailed(at, False, error) from error
-            emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
+            made = len(emitted.rows) - len(emitted.times_ms)
+            emitted.times_ms.extend([time_ms] * made)
+            self.of_row.extend([at] * made)
         return emitted
 
     def close(self) -> None:

@@ -1,0 +1,80 @@
+"""Lookup joins as DataFrame functions: records in, records with the rows of a table outside out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import SchemaError
+from flinkish_spark.graph.declared import check_can_be_sent, output_schema
+from flinkish_spark.graph.join_factories import joined_fields
+from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.joins.lookup import LookupJoin
+from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
+from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.lookup_rows import LookupRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class LookupTransform:
+    """A DataFrame function that asks a table in Python workers.
+
+    Parameters
+    ----------
+    join
+        What the program says; the type of the records is known when a frame comes.
+    output
+        Fields of what its function makes; None for those of both sides.
+    """
+
+    join: LookupJoin
+    output: T.StructType | None
+    name: str
+    origins: Origins
+
+    def located(self, origins: Origins) -> LookupTransform:
+        """Return the same for records of which it is known where they come from."""
+        return replace(self, origins=origins)
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the transformed frame; called by the planner, or once per micro-batch."""
+        own = T.StructType([field for field in frame.schema if not field.name.startswith(PREFIX)])
+        carried = tuple(field for field in frame.schema if field.name.startswith(PREFIX))
+        output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
+        worker = LookupRows(
+            replace(self.join, left_type=ddl_of(own)), self.name, output, carried, self.origins
+        )
+        return frame.mapInArrow(worker, worker.columns)
+
+
+def lookup_rows(join: LookupJoin, output: str | T.StructType | None, name: str) -> LookupTransform:
+    """Return the transform of a lookup join.
+
+    Raises
+    ------
+    SchemaError
+        The output is not known, or there is one without a function.
+    UserFunctionError
+        The table or a function cannot be sent to the workers.
+    """
+    if join.function is None and output is not None:
+        raise SchemaError(
+            f"'{name}' has an output and no function",
+            why="without a function the fields of the record and of the row come out",
+            what_to_do="leave the output out, or give a function that makes it",
+        )
+    if join.function is not None and output is None:
+        output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
+    check_can_be_sent(join, "of", name)
+    return LookupTransform(join, None if output is None else output_schema(output, name), name, Origins())
+
+
+def _fields(ddl: str) -> T.StructType:
+    kind = parse_ddl(ddl)
+    return kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])

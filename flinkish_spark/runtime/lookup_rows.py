@@ -1,0 +1,82 @@
+"""The lookup join as mapInArrow runs it: the keys of a batch are asked for together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.joins.lookup import LookupJoin
+from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_join import LookupJoinRun
+from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.columns import PREFIX, TIME
+from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
+from flinkish_spark.runtime.row_functions import RowFunction
+from flinkish_spark.runtime.worker_gc import freeze_modules
+
+
+@dataclass(frozen=True)
+class LookupRows:
+    """Called by mapInArrow, once per task; pickled into the plan.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    output
+        Fields of the rows that are made.
+    carried
+        Control columns that go along with what is made of a row.
+    """
+
+    join: LookupJoin
+    name: str
+    output: T.StructType
+    carried: tuple[T.StructField, ...]
+    origins: Origins = field(default_factory=Origins)
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        return T.StructType([*self.output, *self.carried])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        run = LookupJoinRun(self.join, self.name, 1)
+        freeze_modules()
+        writer, schema = RowWriter(arrow_schema(self.output)), arrow_schema(self.columns)
+        try:
+            for batch in batches:
+                made = self._made(run, batch)
+                try:
+                    arrays = writer.write(made)
+                except OutputError as error:
+                    at = run.of_row[error.row] if error.row is not None else 0
+                    raise self._blame.blamed(batch, at, error, f"the function {error}") from error
+                taken = pa.array(np.array(run.of_row, dtype=np.int64))
+                carried = [batch.column(one.name).take(taken) for one in self.carried]
+                rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
+                yield as_schema(rows, schema)
+        finally:
+            run.close()
+
+    def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> list[object]:
+        names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
+        values = list(RowReader(names, names, ()).read(batch)[1])
+        times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
+        try:
+            # How old a cached answer is, is nobody's business but the cache's: no result depends on it
+            # that the table itself does not change under the job's feet.
+            return run.run(values, times, int(time.time() * 1000)).rows
+        except ElementFailed as failure:
+            raise self._blame.blamed(batch, max(failure.at, 0), failure.error) from failure.error
+
+    @property
+    def _blame(self) -> RowFunction:
+        return RowFunction(self.name, lambda record: record, origins=self.origins)
