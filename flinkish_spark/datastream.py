@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
+from flinkish_spark.broadcast_stream import (
+    BroadcastConnectedStream,
+    BroadcastStream,
+    broadcast_states,
+    same_job,
+)
 from flinkish_spark.connected_streams import ConnectedStreams
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
@@ -15,6 +21,7 @@ from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
 from flinkish_spark.graph.lookup_transforms import lookup_rows
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.graph.stream_graph import (
+    KeyedEntry,
     KeyedNode,
     SinkNode,
     StreamNode,
@@ -29,7 +36,9 @@ from flinkish_spark.joins.kinds import JoinType
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.sinks.base import Sink
+from flinkish_spark.state import MapStateDescriptor
 from flinkish_spark.watermark_strategy import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -196,7 +205,11 @@ class DataStream:
         nodes = (self._node, *(self._other(other, "union")._node for other in others))
         return DataStream(self._environment, UnionNode(nodes))
 
-    def connect(self, other: DataStream) -> ConnectedStreams:
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Let one function read this stream and another one, which may have other fields.
 
         Raises
@@ -204,7 +217,25 @@ class DataStream:
         GraphError
             The other is keyed, or of another job.
         """
+        if isinstance(other, BroadcastStream):
+            entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
+            return BroadcastConnectedStream(entry, same_job(self._environment, other))
         return ConnectedStreams(self, self._other(other, "connect"))
+
+    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
+        """Send every record to every partition of the operator that reads it.
+
+        Parameters
+        ----------
+        descriptors
+            The states that a function's `process_broadcast_element` fills.
+
+        Raises
+        ------
+        GraphError
+            There is none, or one cannot be a broadcast state.
+        """
+        return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
 
     def _other(self, other: Any, method: str) -> DataStream:
         if not isinstance(other, DataStream):

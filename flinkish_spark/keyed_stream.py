@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
@@ -17,6 +17,7 @@ from flinkish_spark.aggregates import (
     Fold,
     Ties,
 )
+from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastStream, same_job
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
@@ -233,14 +234,22 @@ class KeyedStream:
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
         )
 
-    def connect(self, other: KeyedStream) -> KeyedConnectedStreams:
-        """Let one function read this stream and another one that has keys of the same types.
+    @overload
+    def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(
+        self, other: KeyedStream | BroadcastStream
+    ) -> KeyedConnectedStreams | BroadcastConnectedStream:
+        """Let one function read this stream and another one: keyed by the same types, or broadcast.
 
         Raises
         ------
         GraphError
             The other has no keys, or is of another job.
         """
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnectedStream(self._entry, same_job(self._environment, other))
         return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
 
     def join(self, other: KeyedStream) -> JoinedStreams:

@@ -16,6 +16,7 @@ from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import Combiner
+from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.state import StateTtl
 
@@ -37,6 +38,8 @@ class KeyedInput:
         Columns of the key.
     entry
         Which of the operator's entries it is for.
+    distribution
+        How its records are spread over the partitions; without a key all have the same hash.
     source
         Name of the chain's input whose records are in the first frame; None behind another operator.
     reports_as
@@ -49,6 +52,7 @@ class KeyedInput:
     origins: Origins
     keys: tuple[str | Column, ...]
     entry: int = 0
+    distribution: Distribution = Distribution.BY_KEY
     source: str | None = None
     reports_as: int | None = None
 
@@ -122,7 +126,8 @@ def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Tr
     # The event time travels along if the stream has one.
     times = [C.TIME] if C.TIME in given.frames[0].columns else []
     control = [C.CHANNEL, C.SEQUENCE, *times]
-    columns = [F.xxhash64(*keys).alias(C.KEY_HASH), *map(F.col, control)]
+    key_hash = F.xxhash64(*keys) if keys else F.lit(0).cast("long")
+    columns = [key_hash.alias(C.KEY_HASH), *map(F.col, control)]
     fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
     for field in given.schema:
         columns.append(F.col(C.quoted(field.name)).alias(names[field.name]))
@@ -157,7 +162,7 @@ _UNFIT_KEYS = (
 
 
 def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
-    fields = tagged.select(*keys).schema.fields
+    fields = tagged.select(*keys).schema.fields if keys else []
     for field in fields:
         if isinstance(field.dataType, _UNFIT_KEYS):
             raise GraphError(

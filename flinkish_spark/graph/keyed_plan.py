@@ -12,10 +12,11 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from flinkish_spark.bridge.plan_layout import named_operator
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
+from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
 from flinkish_spark.graph.declared import check_same_fields
 from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
-from flinkish_spark.graph.keyed_routes import routed, seeded
+from flinkish_spark.graph.keyed_routes import KeyedRoutes
 from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
@@ -23,7 +24,8 @@ from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, Keyed
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.group_runners import InputShape, RowShape
+from flinkish_spark.runtime.broadcast_runners import UnkeyedBroadcast
+from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec
 from flinkish_spark.runtime.row_blocks import (
@@ -93,15 +95,16 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     routing = Routing(node.max_parallelism, parts.partitions)
     sent = [columns_sent(node, given) for given in parts.inputs]
     schemas = _schemas(node, parts.inputs)
-    rows = routed(parts.inputs, sent, parts.number, routing)
+    routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions))
+    rows = routes.of_inputs(parts.inputs, sent)
     if parts.seed is not None:
-        rows = seeded(rows, parts.seed, node.uid, routing)
+        rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
     main = _main_output(node, schemas, sent[0].folded)
     sides, has_times = parts.sides, all(one.has_times for one in parts.inputs)
     outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
     shape = RowShape(
         inputs=tuple(map(_input_shape, parts.inputs, sent)),
-        key_types=_key_types(node, sent),
+        key_types=_key_types(node, parts.inputs, sent),
         outputs=outputs,
         side_names=tuple(side.tag.name for side in sides),
         with_times=any(C.TIME in one.transport.schema.names for one in sent),
@@ -114,6 +117,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         upstream_channels=tuple(given.channels for given in parts.inputs),
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
+        broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
         origins=tuple(given.origins for given in parts.inputs),
         reporter=parts.number,
     )
@@ -139,6 +143,7 @@ def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
         key_columns=sent.transport.key_names,
         is_behind_operator=given.source is None,
         entry=given.entry,
+        distribution=given.distribution,
     )
 
 
@@ -150,9 +155,14 @@ def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType
     return list(found.values())
 
 
-def _key_types(node: KeyedNode, sent: Sequence[Sent]) -> tuple[T.DataType, ...]:
-    first = sent[0].transport.key_types
-    for other in sent[1:]:
+def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> tuple[T.DataType, ...]:
+    keyed = [
+        one for one, given in zip(sent, inputs, strict=True) if given.distribution is Distribution.BY_KEY
+    ]
+    if not keyed:
+        return ()
+    first = keyed[0].transport.key_types
+    for other in keyed[1:]:
         if other.transport.key_types != first:
             shown = [", ".join(k.simpleString() for k in one) for one in (first, other.transport.key_types)]
             raise GraphError(
@@ -181,13 +191,15 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
 
 def _operator(
     node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None, *, has_times: bool
-) -> KeyedStreamOperator | VectorizedProcessFunction:
+) -> KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast:
     function = node.function
     if folded is not None:
         return MergePartials(folded.aggregation, folded.ttl)
     assert not isinstance(function, FoldingColumns)
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
+    if isinstance(function, BroadcastFunctions):
+        return function.create()
     if isinstance(function, KeyedCoProcessFunction):
         return KeyedCoProcessOperator(function)
     if isinstance(function, VectorizedProcessFunction):

@@ -184,7 +184,8 @@ class Planner:
             for leg in legs(entry.parent):
                 own = tuple(rest.pop(0) for _ in scans_of(leg.base))
                 stream = self.stream(leg, chain, own)
-                given.append(replace(_keyed_input(node, entry, stream, numbers), entry=number))
+                one = _keyed_input(node, entry, stream, numbers)
+                given.append(replace(one, entry=number, distribution=entry.distribution))
         sides = self._graph.sides_of(node)
         seed = self._beginning.state_of(self._spark, node.uid, chain)
         number = numbers.index(node.uid)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.runtime.group_runners import Distribution
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql import types as T
 
     from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
+    from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
     from flinkish_spark.graph.operator_factories import FoldingColumns, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         | VectorizedProcessFunction
         | OperatorFactory
         | FoldingColumns
+        | BroadcastFunctions
     )
 
 
@@ -55,10 +58,11 @@ class UnionNode:
 
 @dataclass(frozen=True, eq=False)
 class KeyedEntry:
-    """A stream on its way into a keyed operator, and its key."""
+    """A stream on its way into an operator with state, and its key if it is spread by one."""
 
     parent: StreamNode
     keys: tuple[str | Column, ...]
+    distribution: Distribution = Distribution.BY_KEY
 
 
 @dataclass(frozen=True, eq=False)

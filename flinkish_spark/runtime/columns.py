@@ -33,6 +33,11 @@ MARK = "_fs_mark"
 #: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
 STATE = "_fs_state"
 
+#: Sequence of a call that a broadcast element makes: it matters where something is done with keyed state.
+BROADCAST_CALL = -1
+#: The "key group" that a partition's copy of broadcast state is stored as, outside of Spark's state.
+BROADCAST_GROUP = -1
+
 #: Which output of an operator a row belongs to: 0 its main one, then its side outputs as they were declared.
 SIDE = "_fs_side"
 

@@ -6,6 +6,7 @@ timers that are due, in every micro-batch.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,17 @@ from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, as_schema, block_schema
 
 
+class Distribution(enum.Enum):
+    """By what rows of an input are spread over the partitions."""
+
+    #: The key group.
+    BY_KEY = "BY_KEY"
+    #: Every partition gets all of them.
+    BROADCAST = "BROADCAST"
+    #: The channel, where there is no key.
+    BY_CHANNEL = "BY_CHANNEL"
+
+
 @dataclass(frozen=True)
 class InputShape:
     """How the rows of one input come into an operator; travels in the plan.
@@ -42,6 +54,8 @@ class InputShape:
         all behind it.
     entry
         Which of the operator's inputs they are for: several ways may lead into one.
+    distribution
+        How they are spread over the partitions.
     """
 
     schema: pa.Schema
@@ -50,6 +64,7 @@ class InputShape:
     key_columns: tuple[str, ...]
     is_behind_operator: bool = False
     entry: int = 0
+    distribution: Distribution = Distribution.BY_KEY
 
     def places(self, rows: pa.RecordBatch, *, is_before: bool) -> Array:
         """Return which rows are on one side of the watermark, in their order."""
@@ -141,7 +156,6 @@ class ElementRunner:
         self._run = GroupRun(operator, uid, max_parallelism)
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
-        self._schemas = shape.block_schemas
         self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
@@ -157,7 +171,7 @@ class ElementRunner:
                 hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
                 times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
                 elements.append(Elements(keys, values, times, shape.entry))
-        group.load(self._run, hash_of, progress)
+        self._load(group, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
         group.store(self._run)
         yield from self._written(emitted)
@@ -172,34 +186,51 @@ class ElementRunner:
             at -= len(places)
         raise AssertionError(f"there is no element {failure.at}")
 
-    def _written(self, emitted: Emitted) -> Iterator[OutRows]:
-        yield from self._output(0, emitted.rows, emitted.times_ms, emitted.before)
-        for side, name in enumerate(self._shape.side_names, start=1):
-            # What is emitted to a side output that nobody reads is dropped, as in Flink.
-            found = emitted.side.get(name, [])
-            rows, times = [row for row, _ in found], [time_ms for _, time_ms in found]
-            yield from self._output(side, rows, times, emitted.side_before.get(name, 0))
+    def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
+        group.load(self._run, hash_of, progress)
 
-    def _output(
-        self, side: int, rows: list[object], times_ms: Sequence[int | None], before: int
-    ) -> Iterator[OutRows]:
-        if not rows:
-            return
-        try:
-            arrays = self._writers[side].write(rows)
-        except OutputError as error:
-            if side:
-                raise OutputError(
-                    f"to the side output '{self._shape.side_names[side - 1]}': {error}"
-                ) from error
-            raise
-        if self._shape.with_times:
-            arrays = [pa.array(times_ms, pa.int64()), *arrays]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schemas[side])
-        if before:
-            yield OutRows(side, 0, batch.slice(0, before))
-        if before < len(rows):
-            yield OutRows(side, BEHIND, batch.slice(before))
+    def _written(self, emitted: Emitted) -> Iterator[OutRows]:
+        return rows_written(self._shape, self._writers, emitted)
+
+
+def rows_written(shape: RowShape, writers: Sequence[RowWriter], emitted: Emitted) -> Iterator[OutRows]:
+    """Yield what was emitted as rows of each output, those before the watermark first.
+
+    Raises
+    ------
+    OutputError
+        A row is not as it was declared.
+    """
+    main = list(zip(emitted.rows, emitted.times_ms, strict=True))
+    yield from _output(shape, writers, 0, main, emitted.before)
+    for side, name in enumerate(shape.side_names, start=1):
+        # What is emitted to a side output that nobody reads is dropped, as in Flink.
+        yield from _output(shape, writers, side, emitted.side.get(name, []), emitted.side_before.get(name, 0))
+
+
+def _output(
+    shape: RowShape,
+    writers: Sequence[RowWriter],
+    side: int,
+    found: Sequence[tuple[object, int | None]],
+    before: int,
+) -> Iterator[OutRows]:
+    if not found:
+        return
+    rows, times_ms = [row for row, _ in found], [time_ms for _, time_ms in found]
+    try:
+        arrays = writers[side].write(rows)
+    except OutputError as error:
+        if side:
+            raise OutputError(f"to the side output '{shape.side_names[side - 1]}': {error}") from error
+        raise
+    if shape.with_times:
+        arrays = [pa.array(times_ms, pa.int64()), *arrays]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=shape.block_schemas[side])
+    if before:
+        yield OutRows(side, 0, batch.slice(0, before))
+    if before < len(rows):
+        yield OutRows(side, BEHIND, batch.slice(before))
 
 
 class BatchRunner:

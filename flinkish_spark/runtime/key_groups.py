@@ -5,7 +5,8 @@ Spark places a grouping integer on partition ``pmod(murmur3(integer, 42), partit
 spreads 128 groups over 2 partitions as 74 and 54. So each key group gets a *route*: the next
 integer that Spark hashes to the partition where the group belongs. Routes count up within a
 partition, and the last route of each partition is its barrier's: Spark hands groups to Python in
-ascending order, so a barrier comes after every record of its partition.
+ascending order, so a barrier comes after every record of its partition. Broadcast elements, which
+every partition gets, have a negative route, and come before them.
 """
 
 from __future__ import annotations
@@ -70,6 +71,16 @@ class Routing:
             found[group % self.partitions][group // self.partitions] for group in range(self.max_parallelism)
         )
         return groups, tuple(routes[-1] for routes in found)
+
+    @cached_property
+    def of_broadcast(self) -> tuple[int, ...]:
+        """Route of each partition's broadcast elements, by partition; below every other route there."""
+        found: dict[int, int] = {}
+        route = -1
+        while len(found) < self.partitions:
+            found.setdefault(spark_hash_int(route) % self.partitions, route)
+            route -= 1
+        return tuple(found[partition] for partition in range(self.partitions))
 
     @property
     def of_group(self) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,11 +20,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState as SparkState
 
+from flinkish_spark.errors import InternalError
+from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
+from flinkish_spark.operators.broadcast_state import any_copy
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
 from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, GroupState, NoBases
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import TableCodecError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -32,6 +36,11 @@ from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
+from flinkish_spark.runtime.broadcast_runners import (
+    KeyedBroadcastRunner,
+    UnkeyedBroadcast,
+    UnkeyedBroadcastRunner,
+)
 from flinkish_spark.runtime.group_runners import (
     BatchRunner,
     ElementRunner,
@@ -44,6 +53,8 @@ from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_t
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
+
+R = TypeVar("R")
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
@@ -97,19 +108,22 @@ class KeyedOperatorSpec:
         Key group by the route that carries its records.
     barrier_routes
         Partition by the route that carries its barrier, and reports that pass by.
+    broadcast_routes
+        Partition by the route that carries the elements that belong to no key group.
     reporter
         Its number among those who report to the driver.
     """
 
     uid: str
     max_parallelism: int
-    operator: KeyedStreamOperator | VectorizedProcessFunction
+    operator: KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast
     shape: RowShape
     upstream_channels: tuple[ExpectedChannels, ...]
     group_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: tuple[Origins, ...]
     reporter: int = 0
+    broadcast_routes: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +145,8 @@ class KeyedOperator:
         self.spec = spec
         self._runner: GroupRunner | None = None
         self._task: tuple[int, MicroBatch] | None = None
+        #: The attempt id of the task whose broadcast side has begun.
+        self._begun: int | None = None
         self._mapped: MappedBases | None = None
 
     def __call__(
@@ -143,6 +159,8 @@ class KeyedOperator:
         frame = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
         if partition is not None:
             out = list(self._passed_on(frame, partition))
+        elif route in self.spec.broadcast_routes:
+            out = self._broadcast(self.spec.broadcast_routes[route], frame, state)
         else:
             out = self._group(self.spec.group_of_route[route], frame, state)
         if out:
@@ -177,8 +195,7 @@ class KeyedOperator:
         try:
             stored = self._stored(group, frame, state)
             records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
-            is_woken = bool((frame[C.KIND].to_numpy() == int(C.Kind.WAKE)).any())
-            if records.empty and not is_woken:
+            if records.empty and not self._is_called(frame):
                 return []
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
@@ -195,6 +212,34 @@ class KeyedOperator:
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
         return emitted
+
+    def _broadcast(self, partition: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
+        """Process what belongs to no key group; called in front of the partition's key groups."""
+        runner = self._opened()
+        assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner)
+        try:
+            seeds = frame[frame[C.KIND].to_numpy() == int(C.Kind.STATE)]
+            copies = [bytes(value) for value in seeds[C.BLOCK]]
+            stored = any_copy(copies) if copies else (state.get[0] if state.exists else None)
+            records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
+            inputs, progress = self._inputs(records), self._micro_batch().progress
+            (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
+        except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
+            raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
+        value = done.value if done.value is not None else (stored if copies else None)
+        if value is not None:
+            state.update((value,))
+        self._begun = self._attempt
+        # A channel of its own: no key group has that number.
+        channel, record = self.spec.max_parallelism + partition, int(C.Kind.RECORD)
+        return [_Out(record, 0, channel, one.first, to_block(one.rows), one.side) for one in done.rows]
+
+    def _is_called(self, frame: pd.DataFrame) -> bool:
+        """Whether a key group without records has something to do: by timers, or by a broadcast element."""
+        calls = frame[frame[C.KIND].to_numpy() == int(C.Kind.WAKE)][C.SEQUENCE].to_numpy()
+        if isinstance(self._runner, KeyedBroadcastRunner) and self._runner.has_applications:
+            return bool(len(calls))
+        return bool((calls != C.BROADCAST_CALL).any())
 
     def _stored(self, group: int, frame: pd.DataFrame, state: SparkState) -> bytes | None:
         """Return the key group's state; make it that which came with the first micro-batch, if one did.
@@ -225,8 +270,15 @@ class KeyedOperator:
         return found
 
     def _process(self, runner: GroupRunner, entries: GroupState, inputs: InputRows) -> list[OutRows]:
+        progress = self._micro_batch().progress
+        if isinstance(runner, KeyedBroadcastRunner) and self._begun != self._attempt:
+            raise InternalError("Spark called a key group in front of its partition's broadcast side")
+        return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
+
+    def _blaming(self, runner: GroupRunner, inputs: InputRows, run: Callable[[], list[R]]) -> list[R]:
+        """Return what `run` returns; what a function of the user's raises gets the element's place."""
         try:
-            return list(runner.process(inputs, entries, self._micro_batch().progress))
+            return run()
         except ElementFailed as failure:
             number, at = runner.row_of(inputs, failure)
             rows = inputs[number]
@@ -239,7 +291,7 @@ class KeyedOperator:
             raise self._blame(str(failure), failure.error, **facts) from failure.error
         except OutputError as error:
             raise self._blame(f"the function {error}", error) from error
-        except _STATE_FAULTS:
+        except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except Exception as error:
             raise self._blame(f"{type(error).__name__}: {error}", error) from error
@@ -253,10 +305,13 @@ class KeyedOperator:
             # PySpark appends an empty frame to every batch, and pandas warns of it each time.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
-            made = BatchRunner if isinstance(spec.operator, VectorizedProcessFunction) else ElementRunner
-            self._runner = made(spec.operator, spec.uid, spec.max_parallelism, spec.shape)  # type: ignore[arg-type]
+            self._runner = _runner_of(spec)
             freeze_modules()
         return self._runner
+
+    @property
+    def _attempt(self) -> int | None:
+        return None if self._task is None else self._task[0]
 
     def _micro_batch(self) -> MicroBatch:
         """Return the task's micro-batch, looked up once per task: a worker lives on."""
@@ -275,6 +330,18 @@ class KeyedOperator:
         if self._mapped is None or self._mapped.folder != folder:
             self._mapped = MappedBases(folder)
         return BaseFiles(self._mapped, here.number, here.pinned)
+
+
+def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:
+    """Return the opened operator."""
+    operator, settings = spec.operator, (spec.uid, spec.max_parallelism, spec.shape)
+    if isinstance(operator, VectorizedProcessFunction):
+        return BatchRunner(operator, *settings)
+    if isinstance(operator, UnkeyedBroadcast):
+        return UnkeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, KeyedBroadcastOperator):
+        return KeyedBroadcastRunner(operator, *settings)
+    return ElementRunner(operator, *settings)
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:

@@ -109,6 +109,32 @@ class TimeReport:
     route: int
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Routes that are called because of an input's records, beside those that the records have.
+
+    Parameters
+    ----------
+    operator
+        Its number among those who report to the driver.
+    """
+
+    operator: int
+    routes: tuple[int, ...]
+
+    def rows(self) -> pa.RecordBatch:
+        """Return the calls."""
+        count = len(self.routes)
+        numbers = (0, self.operator, C.BROADCAST_CALL)
+        columns = [
+            pa.array(self.routes, pa.int32()),
+            pa.array([int(C.Kind.WAKE)] * count, pa.int32()),
+            *[pa.array([number] * count, pa.int64()) for number in numbers],
+            pa.array([b""] * count, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+
+
 class _TimesSeen:
     """The latest event time of each channel in a task, and how many records came with one.
 
@@ -159,6 +185,10 @@ class BlockPacker:
         Who says on each channel how far event time has come, and by which route; None where nobody does.
     number
         Of the operator's input that the rows are for; it stands in the blocks' sequence.
+    copies
+        Routes that get a copy of each block, in place of the one of its rows; none for most inputs.
+    calls
+        Routes that are called if a task has rows, and by which operator; see :class:`Calls`.
     combine
         Makes fewer rows of those that are held, before they are packed; None where all of them travel.
     rows
@@ -169,12 +199,14 @@ class BlockPacker:
     report: TimeReport | None = None
     combine: Combine | None = None
     number: int = 0
+    copies: tuple[int, ...] = ()
+    calls: Calls | None = None
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack."""
         held: list[pa.RecordBatch] = []
-        count = 0
+        count, is_called = 0, False
         seen = _TimesSeen()
         for batch in batches:
             records, control = self._apart(batch)
@@ -187,15 +219,22 @@ class BlockPacker:
                 count += records.num_rows
             if count >= self.rows:
                 yield self._packed(held)
-                held, count = [], 0
+                held, count, is_called = [], 0, True
         if held:
             yield self._packed(held)
+        if self.calls is not None and (is_called or held):
+            yield self.calls.rows()
         if self.report is not None and seen.latest_ms:
             yield seen.rows(self.report)
 
     def _packed(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
-        return packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
+        blocks = packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
+        if not self.copies:
+            return blocks
+        routes = np.repeat(np.array(self.copies, dtype=np.int32), blocks.num_rows)
+        copied = pa.concat_batches([blocks] * len(self.copies))
+        return copied.set_column(0, _PACKED.field(0), pa.array(routes, pa.int32()))
 
     def _apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """Return routes with records, and control rows, if rows of both kinds come in."""

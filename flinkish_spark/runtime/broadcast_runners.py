@@ -1,0 +1,152 @@
+"""Operators with a broadcast input in a partition: the broadcast elements first, then the key groups.
+
+Spark hands groups to Python in ascending order of their routes, and the broadcast route of a partition is
+below all others. So what the broadcast side has stored, and what this micro-batch brings to it, is known
+before the first key group of the partition is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from flinkish_spark.functions import BroadcastProcessFunction
+from flinkish_spark.operators.broadcast_operators import BroadcastRun, KeyedBroadcastOperator
+from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
+from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
+from flinkish_spark.operators.group_state import GroupLayout, GroupState
+from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.arrow_rows import RowReader, RowWriter
+from flinkish_spark.runtime.group_runners import (
+    Distribution,
+    ElementRunner,
+    InputRows,
+    OutRows,
+    RowShape,
+    rows_written,
+)
+from flinkish_spark.runtime.row_blocks import arrow_schema
+from flinkish_spark.state import MapStateDescriptor
+
+
+@dataclass(frozen=True)
+class UnkeyedBroadcast:
+    """A function over a broadcast stream and one without keys; travels in the plan."""
+
+    function: BroadcastProcessFunction
+    descriptors: tuple[MapStateDescriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDone:
+    """What became of a partition's broadcast side in a micro-batch.
+
+    Parameters
+    ----------
+    value
+        To be stored; None if nothing has changed.
+    """
+
+    rows: tuple[OutRows, ...]
+    value: bytes | None
+
+
+class PartitionRunner(Protocol):
+    """What runs on the broadcast route of a partition."""
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """Begin a micro-batch of a partition, with what is stored for it.
+
+        Raises
+        ------
+        ElementFailed
+            The function is to blame.
+        """
+
+
+class KeyedBroadcastRunner(ElementRunner):
+    """Runs a :class:`KeyedBroadcastOperator`: a partition's broadcast side, and then its key groups."""
+
+    def __init__(
+        self, operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
+        super().__init__(operator, uid, max_parallelism, shape)
+        self._operator = operator
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """See :class:`PartitionRunner`."""
+        side = self._operator.side
+        side.begin(value)
+        emitted = side.process(_elements(self._shape, inputs, Distribution.BROADCAST), progress)
+        return PartitionDone(tuple(self._written(emitted)), side.dump())
+
+    @property
+    def has_applications(self) -> bool:
+        """Whether something is to be done with the keyed state of all groups of the partition."""
+        return bool(self._operator.side.applications)
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
+        if isinstance(failure, BroadcastElementFailed):
+            return _row_of(self._shape, inputs, Distribution.BROADCAST, failure.at)
+        return super().row_of(inputs, failure)
+
+    def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
+        group.load(self._run, hash_of, progress, self._operator.hashes_to_load(group))
+        self._operator.apply(self._run, progress)
+
+
+class UnkeyedBroadcastRunner:
+    """Runs an :class:`UnkeyedBroadcast`: all elements of a partition are on its broadcast route."""
+
+    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        self._shape = shape
+        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
+        self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
+        #: There are no key groups.
+        self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
+        self.has_applications = False
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """See :class:`PartitionRunner`."""
+        broadcast = _elements(self._shape, inputs, Distribution.BROADCAST)
+        elements = _elements(self._shape, inputs, Distribution.BY_CHANNEL)
+        emitted, stored = self._run.run(value, broadcast, elements, progress)
+        return PartitionDone(tuple(rows_written(self._shape, self._writers, emitted)), stored)
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """Never called."""
+        raise AssertionError("an operator without keys has no key groups")
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
+        is_broadcast = isinstance(failure, BroadcastElementFailed)
+        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
+        return _row_of(self._shape, inputs, way, failure.at)
+
+
+def _elements(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements:
+    """Return the rows of all inputs that come by one way, as elements whose keys mean nothing."""
+    values: list[Any] = []
+    times: list[int | None] = []
+    for rows, one in zip(inputs, shape.inputs, strict=True):
+        if rows is not None and one.distribution is way:
+            values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
+            is_timed = C.TIME in rows.schema.names
+            times += rows.column(C.TIME).to_pylist() if is_timed else [None] * rows.num_rows
+    return Elements(values, values, times)
+
+
+def _row_of(
+    shape: RowShape, inputs: Sequence[pa.RecordBatch | None], way: Distribution, at: int
+) -> tuple[int, int]:
+    for number, (rows, one) in enumerate(zip(inputs, shape.inputs, strict=True)):
+        if rows is not None and one.distribution is way:
+            if at < rows.num_rows:
+                return number, at
+            at -= rows.num_rows
+    raise AssertionError(f"there is no element {at}")

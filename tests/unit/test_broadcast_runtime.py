@@ -1,0 +1,183 @@
+"""Operators with a broadcast input without Spark: what comes into a partition, route by route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import InternalError
+from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
+from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.broadcast_runners import UnkeyedBroadcast
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
+from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
+from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, Origins
+from flinkish_spark.runtime.row_blocks import EMITTED, BlockPacker, BlockUnpacker, Calls, arrow_schema
+from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
+from tests.unit.test_keyed_operator import INPUT, State, control, records
+
+FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
+TOTAL = ValueStateDescriptor("total", "LONG", default=0)
+ROUTING = Routing(4, 2)
+
+
+class Scaled(KeyedBroadcastProcessFunction):
+    def open(self, context: Any) -> None:
+        self.total = context.get_state(TOTAL)
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        self.total.update(self.total.value() + value.amount)
+        yield value.user, self.total.value() * ctx.get_broadcast_state(FACTORS).get("all", 1)
+
+    def process_broadcast_element(self, rule: Any, ctx: Any) -> Any:
+        if rule.amount == 13:
+            raise RuntimeError("unlucky")
+        if rule.user == "forget":
+            ctx.apply_to_keyed_state(TOTAL, lambda key, total: total.clear())
+        else:
+            ctx.get_broadcast_state(FACTORS)[rule.user] = rule.amount
+        yield rule.user, -rule.amount
+
+
+class Plain(BroadcastProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        yield value.user, value.amount * ctx.get_broadcast_state(FACTORS).get("all", 1)
+
+    def process_broadcast_element(self, rule: Any, ctx: Any) -> Any:
+        ctx.get_broadcast_state(FACTORS)[rule.user] = rule.amount
+
+
+def operator(runs: Any, first: Distribution) -> KeyedOperator:
+    keys = ("c0",) if first is Distribution.BY_KEY else ()
+    came = (arrow_schema(INPUT), ("user", "amount"), ("c0", "c1"))
+    shape = RowShape(
+        inputs=(
+            InputShape(*came, keys, distribution=first),
+            InputShape(*came, (), entry=1, distribution=Distribution.BROADCAST),
+        ),
+        key_types=(T.StringType(),) if keys else (),
+        outputs=(parse_ddl("user STRING, n LONG"),),
+    )
+    return KeyedOperator(
+        KeyedOperatorSpec(
+            uid="scaled",
+            max_parallelism=4,
+            operator=runs,
+            shape=shape,
+            upstream_channels=(frozenset({0}), frozenset({0})),
+            group_of_route={route: group for group, route in enumerate(ROUTING.of_group)},
+            barrier_routes={route: p for p, route in enumerate(ROUTING.of_barrier)},
+            origins=(Origins(("orders",)), Origins(("rules",))),
+            broadcast_routes={route: p for p, route in enumerate(ROUTING.of_broadcast)},
+        )
+    )
+
+
+def keyed() -> KeyedOperator:
+    return operator(KeyedBroadcastOperator(Scaled(), [FACTORS]), Distribution.BY_KEY)
+
+
+class Partition:
+    """Calls the routes of one partition as Spark does: those with rows, in ascending order."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.broadcast, self.states = ROUTING.of_broadcast[number], dict[int, State]()
+
+    def run(self, op: KeyedOperator, rows: dict[int, pd.DataFrame]) -> list[Any]:
+        found = []
+        for route in sorted(rows):
+            state = self.states.setdefault(route, State())
+            out = [
+                pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED))
+                for f in op((route,), [rows[route]], state)
+            ]
+            for batch in BlockUnpacker(op.spec.shape.outputs)(iter(out)):
+                found += [(r["user"], r["n"]) for r in batch.to_pylist() if r[C.KIND] == int(C.Kind.RECORD)]
+        return found
+
+
+def block(rows: list[Any], number: int = 0) -> pd.DataFrame:
+    (packed,) = BlockPacker(arrow_schema(INPUT), number=number)(iter([records(rows)]))
+    return packed.to_pandas()
+
+
+def call(sequence: int = C.BROADCAST_CALL) -> pd.DataFrame:
+    return control(C.Kind.WAKE, channel=0, sequence=sequence)
+
+
+def test_broadcast_routes_are_below_all_others_of_their_partition() -> None:
+    for partitions in (1, 2, 7, 200):
+        routing = Routing(128, partitions)
+        for partition, route in enumerate(routing.of_broadcast):
+            assert route < 0 and spark_hash_int(route) % partitions == partition
+
+
+def test_key_groups_see_what_their_partition_was_told_before() -> None:
+    partition, group = Partition(), ROUTING.of_group[0]
+    orders = [("a", 2), ("b", 3)]
+    assert partition.run(keyed(), {partition.broadcast: call(), group: block(orders)}) == [("a", 2), ("b", 3)]
+    told = {partition.broadcast: block([("all", 10)], 1), group: block([("a", 1)])}
+    assert partition.run(keyed(), told) == [("all", -10), ("a", 30)]
+    # In another process, with a call only.
+    assert partition.run(keyed(), {partition.broadcast: call(), group: block([("a", 1)])}) == [("a", 40)]
+    # A group that is called by a broadcast element that wants nothing of it does nothing.
+    assert partition.run(keyed(), {partition.broadcast: block([("x", 1)], 1), group: call()}) == [("x", -1)]
+
+
+def test_what_is_applied_to_keyed_state_concerns_all_groups() -> None:
+    partition, groups = Partition(), ROUTING.of_group[::2]
+    op = keyed()
+    rows = {group: block([(str(n), 5)]) for n, group in enumerate(groups)}
+    partition.run(op, {partition.broadcast: call(), **rows})
+    forget = {partition.broadcast: block([("forget", 0)], 1), groups[0]: call(), groups[1]: call()}
+    assert partition.run(op, forget) == [("forget", 0)]
+    assert partition.run(op, {partition.broadcast: call(), **rows}) == [("0", 5), ("1", 5)]
+
+
+def test_a_failure_names_the_broadcast_element() -> None:
+    partition = Partition()
+    with pytest.raises(OperatorFailed, match='"topic": "rules", "partition": 0, "offset": 1, '):
+        partition.run(keyed(), {partition.broadcast: block([("a", 1), ("b", 13)], 1)})
+
+
+def test_a_group_in_front_of_its_broadcast_side_is_an_error() -> None:
+    with pytest.raises(InternalError, match="in front of"):
+        Partition().run(keyed(), {ROUTING.of_group[0]: block([("a", 1)])})
+
+
+def test_copies_of_a_seed_are_one() -> None:
+    partition, group = Partition(), ROUTING.of_group[0]
+    partition.run(keyed(), {partition.broadcast: block([("all", 10)], 1)})
+    value = partition.states[partition.broadcast].value[0]
+    copy = control(C.Kind.STATE, channel=C.STATE_CHANNEL, sequence=C.BROADCAST_GROUP, block=value)
+    other = Partition()
+    rows = {other.broadcast: pd.concat([copy, copy, call()], ignore_index=True), group: block([("a", 1)])}
+    assert other.run(keyed(), rows) == [("a", 10)]
+    assert other.run(keyed(), {other.broadcast: call(), group: block([("a", 1)])}) == [("a", 20)]
+
+
+def test_without_keys_all_is_on_the_broadcast_route() -> None:
+    op = operator(UnkeyedBroadcast(Plain(), (FACTORS,)), Distribution.BY_CHANNEL)
+    partition = Partition()
+    assert partition.run(op, {partition.broadcast: block([("a", 1)])}) == [("a", 1)]
+    both = pd.concat([block([("a", 1), ("b", 2)]), block([("all", 3)], 1)], ignore_index=True)
+    assert partition.run(op, {partition.broadcast: both}) == [("a", 3), ("b", 6)]
+
+
+def test_a_packer_copies_blocks_and_calls_others() -> None:
+    packer = BlockPacker(arrow_schema(INPUT), number=1, copies=(-1, -2), calls=Calls(4, (8, 9)))
+    blocks, calls = packer(iter([records([("a", 1), ("b", 2)], route=-1)]))
+    assert blocks.column(C.ROUTE).to_pylist() == [-1, -2]
+    first, second = blocks.column(C.BLOCK).to_pylist()
+    assert first == second
+    assert calls.select([C.ROUTE, C.KIND, C.CHANNEL, C.SEQUENCE]).to_pylist() == [
+        {C.ROUTE: route, C.KIND: int(C.Kind.WAKE), C.CHANNEL: 4, C.SEQUENCE: C.BROADCAST_CALL}
+        for route in (8, 9)
+    ]
+    assert not list(packer(iter([])))
