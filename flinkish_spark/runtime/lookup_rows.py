@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.clock import SystemClock
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.lookup_join import LookupJoinRun
@@ -73,7 +73,7 @@ class LookupRows:
         try:
             # How old a cached answer is, is nobody's business but the cache's: no result depends on it
             # that the table itself does not change under the job's feet.
-            return run.run(values, times, int(time.time() * 1000)).rows
+            return run.run(values, times, SystemClock().wall_ms()).rows
         except ElementFailed as failure:
             raise self._blame.blamed(batch, max(failure.at, 0), failure.error) from failure.error
 
