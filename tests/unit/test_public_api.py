@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -18,9 +19,10 @@ PACKAGES = [flinkish_spark, flinkish_spark.sources, flinkish_spark.testing]
 
 
 def annotated(package: ModuleType) -> dict[str, str]:
-    """Return what type checkers see: name -> module, as the `if TYPE_CHECKING` block imports it."""
-    tree = ast.parse(inspect.getsource(package))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
+    """Return what type checkers see: name -> module, of a stub or of the `if TYPE_CHECKING` block."""
+    stub = Path(inspect.getfile(package)).with_suffix(".pyi")
+    tree = ast.parse(stub.read_text() if stub.exists() else inspect.getsource(package))
+    block = next((node for node in tree.body if isinstance(node, ast.If)), tree)
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     prefix = f"{package.__name__}."
     return {alias.name: str(one.module).removeprefix(prefix) for one in imports for alias in one.names}
