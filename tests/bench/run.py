@@ -23,7 +23,7 @@ from rich.table import Table
 
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
-from tests.bench import copying, door
+from tests.bench import copying, door, keyed
 
 VARIANTS = (
     "flinkish-kafka",
@@ -34,6 +34,7 @@ VARIANTS = (
     "tws-pandas",
     *door.VARIANTS,
     *copying.VARIANTS,
+    *keyed.VARIANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,6 +92,13 @@ class Worker:
         return total
 
 
+def at_of(number):
+    """Return the event time of an order: one a millisecond."""
+    seconds, ms = divmod(number, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    return f"2026-01-01T{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}.{ms:03d}Z"
+
+
 def produce(broker, args):
     rng = random.Random(args.seed)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=1 << 18)
@@ -98,7 +106,7 @@ def produce(broker, args):
         user = f"user-{rng.randrange(args.keys)}"
         value = (
             f'{{"user":"{user}","product":"p{rng.randrange(100)}",'
-            f'"amount":{rng.randrange(1000)},"at":"2026-01-01T00:00:{number % 60:02d}Z"}}'
+            f'"amount":{rng.randrange(1000)},"at":"{at_of(number)}"}}'
         )
         # Dealt out evenly, so that every micro-batch has as many events and none is left over.
         producer.send("bench-orders", key=user.encode(), value=value.encode(), partition=number % 2)
@@ -152,8 +160,12 @@ _DOOR_PEERS = ("spark-source", "spark-sink")
 def report(results, args):
     """Print a table of the jobs, one of the door, and all of it as JSON."""
     title = f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys"
-    main_job = [v for v in VARIANTS if v not in door.VARIANTS and v not in copying.VARIANTS]
-    for names, peers in ((main_job, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS), (copying.VARIANTS, ())):
+    others = (*door.VARIANTS, *copying.VARIANTS, *keyed.VARIANTS)
+    groups = [([v for v in VARIANTS if v not in others], _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS)]
+    groups.append((copying.VARIANTS, ()))
+    for work, peers in keyed.PEERS.items():
+        groups.append(([v for v in keyed.VARIANTS if v.startswith(f"{work}-")], peers))
+    for names, peers in groups:
         chosen = {v: rs for v, rs in results.items() if v in names}
         if chosen:
             Console(width=120).print(table_of(title, chosen, peers, args))

@@ -30,7 +30,7 @@ from flinkish_spark import (
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.sources.kafka import READER_DEFAULTS
 from flinkish_spark.store import LocalStore
-from tests.bench import copying, door
+from tests.bench import copying, door, keyed
 
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 OUTPUT = "user STRING, total LONG, orders LONG"
@@ -86,6 +86,8 @@ class Worker:
             return door.run(self.spark, self.args, folder)
         if self.args.variant in copying.VARIANTS:
             return copying.run(self.spark, self.args, folder, Times)
+        if self.args.variant in keyed.VARIANTS:
+            return keyed.run(self.spark, self.args, folder, Times)
         if self.args.variant.startswith("flinkish"):
             return self._flinkish(folder)
         return self._native(folder)
