@@ -1,6 +1,6 @@
-"""Keyed work in the bench: running sums, session windows, sliding windows, timers per key; ours and Spark's ways.
+"""Keyed work in the bench: sums, session windows, sliding windows, timers per key; our ways and Spark's.
 
-A variant is a workload and an engine: `sum-fold`, `session-native`. All read the same topic, up to where it ends
+A variant is a workload and an engine: `sum-fold`, `session-native`. All read one topic, up to where it ends
 when they start, and write JSON to a topic. What a workload emits differs: Spark's own emit a row per key and
 micro-batch or closed window, ours what Flink emits. That counts against us.
 
