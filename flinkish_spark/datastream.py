@@ -14,11 +14,13 @@ from flinkish_spark.broadcast_stream import (
     broadcast_states,
     same_job,
 )
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.connected_streams import ConnectedStreams
 from flinkish_spark.errors import GraphError
-from flinkish_spark.graph.declared import check_can_be_sent, output_schema
+from flinkish_spark.graph.declared import check_can_be_sent, declare_operator, output_schema
 from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
 from flinkish_spark.graph.lookup_transforms import lookup_rows
+from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.graph.stream_graph import (
     KeyedEntry,
@@ -37,6 +39,7 @@ from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.group_runners import Distribution
+from flinkish_spark.runtime.list_state_runner import Checkpointed
 from flinkish_spark.sinks.base import Sink
 from flinkish_spark.state import MapStateDescriptor
 from flinkish_spark.watermark_strategy import WatermarkStrategy
@@ -249,6 +252,44 @@ class DataStream:
                 what_to_do="make both streams with one environment",
             )
         return other
+
+    def process_with_state(
+        self,
+        function: CheckpointedProcessFunction,
+        *,
+        output: str | T.StructType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process records without a key, with operator list state; records of a channel come in their order.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once.
+        output
+            Fields of the emitted rows; by default what the hint of `process_element` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It is no CheckpointedProcessFunction, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        if not isinstance(function, CheckpointedProcessFunction):
+            raise GraphError(
+                f"process_with_state() of '{uid}' got a {type(function).__name__}",
+                what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
+            )
+        if output is None:
+            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+        entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
+        made = Checkpointed(function)
+        node = declare_operator(self._environment, [entry], made, output, uid, max_parallelism)
+        return DataStream(self._environment, node)
 
     def lookup_join(
         self,

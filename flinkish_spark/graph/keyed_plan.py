@@ -20,14 +20,14 @@ from flinkish_spark.graph.keyed_routes import KeyedRoutes
 from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
-from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
+from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.broadcast_runners import UnkeyedBroadcast
 from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing
-from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec
+from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, StatefulOperator
+from flinkish_spark.runtime.list_state_runner import Checkpointed
 from flinkish_spark.runtime.row_blocks import (
     EMITTED,
     BlockUnpacker,
@@ -191,7 +191,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
 
 def _operator(
     node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None, *, has_times: bool
-) -> KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast:
+) -> StatefulOperator:
     function = node.function
     if folded is not None:
         return MergePartials(folded.aggregation, folded.ttl)
@@ -200,6 +200,8 @@ def _operator(
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):
         return function.create()
+    if isinstance(function, Checkpointed):
+        return function
     if isinstance(function, KeyedCoProcessFunction):
         return KeyedCoProcessOperator(function)
     if isinstance(function, VectorizedProcessFunction):

@@ -60,11 +60,12 @@ class KeyedRoutes:
     def of_seed(self, seed: DataFrame, uid: str) -> DataFrame:
         """Send each key group its state; behind the first micro-batch there is none to send.
 
-        Each copy of broadcast state goes to every partition: they are equal, and partitions may be others.
+        What partitions keep beside their key groups goes to every partition, which chooses: there may be
+        another number of them.
         """
         group = F.col("key_group")
         own_route = F.array(F.element_at(_int_array(self.routing.of_group), group + 1))
-        routes = F.when(group == C.BROADCAST_GROUP, _int_array(self.routing.of_broadcast)).otherwise(
+        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(self.routing.of_broadcast)).otherwise(
             own_route
         )
         states = seed.select(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flinkish_spark.graph.operator_factories import FoldingColumns, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+    from flinkish_spark.runtime.list_state_runner import Checkpointed
     from flinkish_spark.sinks.base import Sink
     from flinkish_spark.sources.base import Source
     from flinkish_spark.watermark_strategy import WatermarkStrategy
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         | OperatorFactory
         | FoldingColumns
         | BroadcastFunctions
+        | Checkpointed
     )
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from flinkish_spark.functions import BroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import BroadcastRun, KeyedBroadcastOperator
 from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
+from flinkish_spark.operators.broadcast_state import any_copy
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.keyed_context import KeyedStates
@@ -58,6 +59,9 @@ class PartitionDone:
 class PartitionRunner(Protocol):
     """What runs on the broadcast route of a partition."""
 
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """Return what a partition begins with, given what the former ones kept, in their order."""
+
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """Begin a micro-batch of a partition, with what is stored for it.
 
@@ -81,8 +85,12 @@ class KeyedBroadcastRunner(ElementRunner):
         """See :class:`PartitionRunner`."""
         side = self._operator.side
         side.begin(value)
-        emitted = side.process(_elements(self._shape, inputs, Distribution.BROADCAST), progress)
+        emitted = side.process(elements_of(self._shape, inputs, Distribution.BROADCAST), progress)
         return PartitionDone(tuple(self._written(emitted)), side.dump())
+
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """See :class:`PartitionRunner`; the copies are equal."""
+        return any_copy(values)
 
     @property
     def has_applications(self) -> bool:
@@ -92,7 +100,7 @@ class KeyedBroadcastRunner(ElementRunner):
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
         if isinstance(failure, BroadcastElementFailed):
-            return _row_of(self._shape, inputs, Distribution.BROADCAST, failure.at)
+            return place_of(self._shape, inputs, Distribution.BROADCAST, failure.at)
         return super().row_of(inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
@@ -111,10 +119,14 @@ class UnkeyedBroadcastRunner:
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
         self.has_applications = False
 
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """See :class:`PartitionRunner`; the copies are equal."""
+        return any_copy(values)
+
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """See :class:`PartitionRunner`."""
-        broadcast = _elements(self._shape, inputs, Distribution.BROADCAST)
-        elements = _elements(self._shape, inputs, Distribution.BY_CHANNEL)
+        broadcast = elements_of(self._shape, inputs, Distribution.BROADCAST)
+        elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
         emitted, stored = self._run.run(value, broadcast, elements, progress)
         return PartitionDone(tuple(rows_written(self._shape, self._writers, emitted)), stored)
 
@@ -126,10 +138,10 @@ class UnkeyedBroadcastRunner:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
         is_broadcast = isinstance(failure, BroadcastElementFailed)
         way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
-        return _row_of(self._shape, inputs, way, failure.at)
+        return place_of(self._shape, inputs, way, failure.at)
 
 
-def _elements(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements:
+def elements_of(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements:
     """Return the rows of all inputs that come by one way, as elements whose keys mean nothing."""
     values: list[Any] = []
     times: list[int | None] = []
@@ -141,9 +153,10 @@ def _elements(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements
     return Elements(values, values, times)
 
 
-def _row_of(
+def place_of(
     shape: RowShape, inputs: Sequence[pa.RecordBatch | None], way: Distribution, at: int
 ) -> tuple[int, int]:
+    """Return the input, and which of its rows, the element of that number is among those of one way."""
     for number, (rows, one) in enumerate(zip(inputs, shape.inputs, strict=True)):
         if rows is not None and one.distribution is way:
             if at < rows.num_rows:

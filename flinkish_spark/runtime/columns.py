@@ -35,8 +35,9 @@ STATE = "_fs_state"
 
 #: Sequence of a call that a broadcast element makes: it matters where something is done with keyed state.
 BROADCAST_CALL = -1
-#: The "key group" that a partition's copy of broadcast state is stored as, outside of Spark's state.
-BROADCAST_GROUP = -1
+#: The "key group" of what the first partition keeps beside its key groups, outside of Spark's state; that of
+#: the next partition is one less.
+FIRST_PARTITION_GROUP = -1
 
 #: Which output of an operator a row belongs to: 0 its main one, then its side outputs as they were declared.
 SIDE = "_fs_side"

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.errors import InternalError
 from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
-from flinkish_spark.operators.broadcast_state import any_copy
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
@@ -49,12 +48,14 @@ from flinkish_spark.runtime.group_runners import (
     OutRows,
     RowShape,
 )
+from flinkish_spark.runtime.list_state_runner import Checkpointed, ListStateRunner
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 R = TypeVar("R")
+StatefulOperator = KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast | Checkpointed
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
@@ -116,7 +117,7 @@ class KeyedOperatorSpec:
 
     uid: str
     max_parallelism: int
-    operator: KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast
+    operator: StatefulOperator
     shape: RowShape
     upstream_channels: tuple[ExpectedChannels, ...]
     group_of_route: dict[int, int]
@@ -216,17 +217,24 @@ class KeyedOperator:
     def _broadcast(self, partition: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
         """Process what belongs to no key group; called in front of the partition's key groups."""
         runner = self._opened()
-        assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner)
+        assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner | ListStateRunner)
         try:
             seeds = frame[frame[C.KIND].to_numpy() == int(C.Kind.STATE)]
-            copies = [bytes(value) for value in seeds[C.BLOCK]]
-            stored = any_copy(copies) if copies else (state.get[0] if state.exists else None)
+            stored = state.get[0] if state.exists else None
+            if not seeds.empty:
+                # The partitions of the savepoint, in their order; one that kept nothing has no row.
+                kept = {
+                    C.FIRST_PARTITION_GROUP - int(group): bytes(value)
+                    for group, value in zip(seeds[C.SEQUENCE], seeds[C.BLOCK], strict=True)
+                }
+                former = [kept.get(number) for number in range(max(kept) + 1)]
+                stored = runner.restored(former, partition, len(self.spec.broadcast_routes))
             records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
             inputs, progress = self._inputs(records), self._micro_batch().progress
             (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
-        value = done.value if done.value is not None else (stored if copies else None)
+        value = done.value if done.value is not None else (None if seeds.empty else stored)
         if value is not None:
             state.update((value,))
         self._begun = self._attempt
@@ -339,6 +347,8 @@ def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:
         return BatchRunner(operator, *settings)
     if isinstance(operator, UnkeyedBroadcast):
         return UnkeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, Checkpointed):
+        return ListStateRunner(operator, *settings)
     if isinstance(operator, KeyedBroadcastOperator):
         return KeyedBroadcastRunner(operator, *settings)
     return ElementRunner(operator, *settings)

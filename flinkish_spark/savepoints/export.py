@@ -41,7 +41,7 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.protocol.scans import PlanLayout
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
-from flinkish_spark.runtime.columns import BROADCAST_GROUP, ROUTE
+from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.runtime.key_groups import Routing
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.spark_log import LoggedOffsets
@@ -185,7 +185,7 @@ def export_state(
             groups = operators[instance.uid].max_parallelism
             routing = Routing(groups, shuffle_partitions)
             by_route = {route: group for group, route in enumerate(routing.of_group)}
-            by_route |= dict.fromkeys(routing.of_broadcast, BROADCAST_GROUP)
+            by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
             bases = checkpoint_location / STATE / BASES
             write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
             state = reader.read.format("statestore").option("batchId", str(decision.batch))
@@ -203,7 +203,7 @@ def export_state(
             for report in reports:
                 states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
             try:
-                found = [group for r in reports for group in r["groups"] if group != BROADCAST_GROUP]
+                found = [group for r in reports for group in r["groups"] if group >= 0]
                 check_groups(instance.uid, groups, found)
             except ValueError as error:
                 raise _unexpected(str(error)) from None

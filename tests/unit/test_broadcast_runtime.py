@@ -9,15 +9,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.errors import InternalError
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
+from flinkish_spark.operators.list_state import OperatorListDescriptor, Redistribution
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.broadcast_runners import UnkeyedBroadcast
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
 from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, Origins
+from flinkish_spark.runtime.list_state_runner import Checkpointed
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockPacker, BlockUnpacker, Calls, arrow_schema
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
 from tests.unit.test_keyed_operator import INPUT, State, control, records
@@ -155,7 +158,7 @@ def test_copies_of_a_seed_are_one() -> None:
     partition, group = Partition(), ROUTING.of_group[0]
     partition.run(keyed(), {partition.broadcast: block([("all", 10)], 1)})
     value = partition.states[partition.broadcast].value[0]
-    copy = control(C.Kind.STATE, channel=C.STATE_CHANNEL, sequence=C.BROADCAST_GROUP, block=value)
+    copy = control(C.Kind.STATE, channel=C.STATE_CHANNEL, sequence=C.FIRST_PARTITION_GROUP - 3, block=value)
     other = Partition()
     rows = {other.broadcast: pd.concat([copy, copy, call()], ignore_index=True), group: block([("a", 1)])}
     assert other.run(keyed(), rows) == [("a", 10)]
@@ -181,3 +184,59 @@ def test_a_packer_copies_blocks_and_calls_others() -> None:
         for route in (8, 9)
     ]
     assert not list(packer(iter([])))
+
+
+# -- operator list state -----------------------------------------------------------------------------
+
+SEEN = OperatorListDescriptor("seen", "STRING")
+ALL = OperatorListDescriptor("all", "STRING", Redistribution.UNION)
+
+
+class Remembering(CheckpointedProcessFunction):
+    def open(self, context: Any) -> None:
+        self.seen = context.get_operator_list_state(SEEN)
+        self.all = context.get_operator_list_state(ALL)
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        if value.amount == 13:
+            raise RuntimeError("unlucky")
+        yield "".join(self.seen), len(self.all)
+        self.seen.add(value.user)
+        self.all.add(value.user)
+
+
+def remembering() -> KeyedOperator:
+    return operator(Checkpointed(Remembering()), Distribution.BY_CHANNEL)
+
+
+def kept(partition: Partition) -> bytes:
+    value: bytes = partition.states[partition.broadcast].value[0]
+    return value
+
+
+def test_each_partition_keeps_its_own_items() -> None:
+    first, other = Partition(0), Partition(1)
+    assert first.run(remembering(), {first.broadcast: block([("a", 1), ("b", 1)])}) == [("", 0), ("a", 1)]
+    op = remembering()
+    assert first.run(op, {first.broadcast: block([("c", 1)])}) == [("ab", 2)]
+    assert other.run(op, {other.broadcast: block([("z", 1)])}) == [("", 0)]
+    with pytest.raises(OperatorFailed, match='"topic": "orders", "partition": 0, "offset": 1, '):
+        first.run(op, {first.broadcast: block([("d", 1), ("e", 13)])})
+    assert first.run(op, {first.broadcast: block([("f", 1)])}) == [("abc", 3)]
+
+
+def test_items_of_a_savepoint_are_dealt_out() -> None:
+    """Three partitions, of which the second kept nothing, become two."""
+    before = [Partition(0), Partition(1)]
+    before[0].run(remembering(), {before[0].broadcast: block([("a", 1), ("b", 1), ("c", 1)])})
+    before[1].run(remembering(), {before[1].broadcast: block([("z", 1)])})
+    rows = [
+        control(C.Kind.STATE, channel=C.STATE_CHANNEL, sequence=C.FIRST_PARTITION_GROUP - number, block=value)
+        for number, value in ((2, kept(before[1])), (0, kept(before[0])))
+    ]
+    found = []
+    for number in (0, 1):
+        after = Partition(number)
+        given = pd.concat([*rows, block([("n", 1)])], ignore_index=True)
+        found += after.run(remembering(), {after.broadcast: given})
+    assert found == [("ab", 4), ("cz", 4)]
