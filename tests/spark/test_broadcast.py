@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from flinkish_spark import JobStatus, MemorySink, RestoreSettings
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
+from flinkish_spark.operators.list_state import OperatorListDescriptor
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
 from tests.spark.test_two_inputs import feed
@@ -120,6 +122,50 @@ def test_rules_reach_every_partition_and_go_through_savepoints(spark: Any, tmp_p
     assert Counter(found) == Counter([(user, 3, 7) for user in users] + [(user, 1, 7) for user in users])
     plain = [tuple(row) for row in sinks["plain"].rows() if not row.user.startswith("asking")]
     assert Counter(plain) == Counter([(user, 1, 7) for user in users] * 2)
+
+
+class Numbered(CheckpointedProcessFunction):
+    """Says how many records its partition has seen, of which it keeps every one."""
+
+    def open(self, context: Any) -> None:
+        self.seen = context.get_operator_list_state(OperatorListDescriptor("seen", "STRING"))
+
+    def process_element(self, order: Any, ctx: Any) -> Any:
+        self.seen.add(order.user)
+        yield order.user, len(self.seen)
+
+
+def test_what_a_partition_keeps_is_dealt_out_behind_a_savepoint(spark: Any, tmp_path: Path) -> None:
+    users = [f"user-{n}" for n in range(21)]
+    feed(tmp_path / "orders", "0", orders(*users))
+
+    def start(name: str, **settings: Any) -> tuple[Any, MemorySink]:
+        env = environment(spark, tmp_path / name, **settings)
+        files = FileSource(str(tmp_path / "orders"), JsonLines(), ORDERS, discovery=GROWING)
+        sink = MemorySink(f"{tmp_path}/{name}-rows")
+        source = env.from_source(files, uid="orders")
+        numbered = source.process_with_state(Numbered(), output="user STRING, n LONG", uid="numbered")
+        numbered.sink_to(sink, uid="out")
+        return env, sink
+
+    env, sink = start("first")
+    client = env.execute_async()
+    await_that(lambda: rows(client, "out") == 21, client)
+    client.stop_with_savepoint(str(tmp_path / "savepoint"))
+    client.wait()
+    # One file is one channel.
+    assert sorted(row.n for row in sink.rows()) == list(range(1, 22))
+
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        feed(tmp_path / "orders", "1", orders("last"))
+        env, sink = start("second", restore=RestoreSettings(str(tmp_path / "savepoint")))
+        with running(env) as client:
+            await_that(lambda: rows(client, "out") == 1, client)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert [tuple(row) for row in sink.rows()] == [("last", 8)]
 
 
 def test_a_bounded_job_with_rules_ends(spark: Any, tmp_path: Path) -> None:
