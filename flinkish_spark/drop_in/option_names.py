@@ -51,6 +51,8 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__pyth
 CONTROL_PATH = "flinkish.control.path"
 #: The same: folder in which a job keeps where its source began.
 FIRST_OFFSETS = "flinkish.first.offsets"
+#: The same: uid of the source, and the control file beside which it is told what to hold back.
+HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
 #: The same: the upstream job whose checkpoints the source follows, see `chaining/upstream.py`.
 UPSTREAM = "flinkish.upstream"
 #: The same: the position that a seeded job begins with, and between which cuts that is.

@@ -20,7 +20,14 @@ from flinkish_spark.kafka.reader_settings import ReaderSettings
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
-_OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS, names.UPSTREAM, names.UPSTREAM_START)
+_OF_JOBS = (
+    names.CONTROL_PATH,
+    names.FIRST_OFFSETS,
+    names.HELD_SOURCE,
+    names.HELD_PATH,
+    names.UPSTREAM,
+    names.UPSTREAM_START,
+)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
@@ -94,6 +101,8 @@ class SourceOptions:
     barrier_records: BarrierRecordPolicy
     upstream: UpstreamJob | None
     upstream_start: str
+    held_source: str = ""
+    held_path: str = ""
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
@@ -154,6 +163,8 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         barrier_records=_one_of(given, names.BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
         upstream=_upstream(given),
         upstream_start=given.text(names.UPSTREAM_START) or "",
+        held_source=given.text(names.HELD_SOURCE) or "",
+        held_path=given.text(names.HELD_PATH) or "",
     )
 
 

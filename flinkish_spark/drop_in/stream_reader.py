@@ -34,6 +34,7 @@ from flinkish_spark.drop_in.rows import KafkaPiece, WakePiece, read_piece, read_
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.channels import channel_of
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
@@ -41,7 +42,9 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.scans import OWN_KEYS
+from flinkish_spark.protocol.watermark_alignment import NONE_HELD
 from flinkish_spark.runtime.control_source import offered_by, read_control, wake_rows
+from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.runtime.spark_log import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
@@ -137,6 +140,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._capped(begin, self._newest)
         begin = self._watch.with_new(begin, end)
         begin = {place: min(begin[place], offset) for place, offset in end.items()}
+        end = self._held_back(begin, end)
         if self._should_wait(begin, end):
             end = begin
         if isinstance(limit, ReadMaxRows):
@@ -160,6 +164,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place: max(begin.get(place, 0), min(end, target.get(place, 0)))
             for place, end in ends.items()
             if place in begin or place in target
+        }
+
+    def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+        """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
+        held = read_held(self._options.held_path, self._options.held_source)
+        if held == NONE_HELD:
+            return end
+        topics = self._options.subscription.topics
+        return {
+            place: begin[place] if held.holds(channel_of(topics, *place)) else offset
+            for place, offset in end.items()
         }
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:

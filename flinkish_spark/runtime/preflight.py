@@ -52,7 +52,6 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
-    _check_alignment(graph)
     found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
     with query_conf(spark, settings.shuffle_partitions):
@@ -62,6 +61,7 @@ def check_before_start(
     _check_state(planned)
     _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
+    _check_alignment(graph, planned)
     _check_delta_paths(planned)
     for node in graph.sources:
         node.source.preflight(spark, job_dir, node.uid)
@@ -168,16 +168,28 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     return found
 
 
-def _check_alignment(graph: StreamGraph) -> None:
-    """Refuse to align sources: none can hold back one of its channels yet."""
+def _check_alignment(graph: StreamGraph, planned: PlannedJob) -> None:
+    """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
+    sources, groups = {node.uid: node.source for node in graph.sources}, dict[str, str]()
+    asked = {one.source for one in planned.time.assigners.values() if one.rules.alignment is not None}
     for node in graph.timed:
-        alignment = node.strategy.alignment
-        if alignment is not None:
+        alignment, uid = node.strategy.alignment, base_of(node)
+        if alignment is None:
+            continue
+        sources[uid].check_alignable(uid)
+        if groups.setdefault(uid, alignment.group) != alignment.group:
             raise GraphError(
-                f"the source '{base_of(node)}' cannot be aligned with the group '{alignment.group}'",
-                why="it cannot hold back one of its channels while it reads the others",
-                what_to_do="leave with_watermark_alignment() out, and limit what a micro-batch reads of it",
-                uid=base_of(node),
+                f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
+                why="it can be held back as a whole only, for all who read it",
+                what_to_do="give all of its strategies one group",
+                uid=uid,
+            )
+        if uid not in asked:
+            raise GraphError(
+                f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
+                why="none of its records reach a keyed operator, and only there anybody asks for times",
+                what_to_do="leave with_watermark_alignment() out",
+                uid=uid,
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.scans import Position
 
 if TYPE_CHECKING:
@@ -92,6 +93,24 @@ class Source(ABC):
         cannot tell: then a channel is known from its first record on.
         """
         return None
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse a source that cannot hold back what is ahead of the others; called before anything starts.
+
+        Who can reads `runtime/held_channels.py` each time it is asked for new offsets.
+
+        Raises
+        ------
+        GraphError
+            It cannot.
+        """
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own reader reads it, which cannot hold back what is ahead",
+            what_to_do='read files with FileSource, a Delta table with DeltaSource(..., reader="python"), '
+            'Kafka with KafkaSource(..., reader="python"); or leave with_watermark_alignment() out',
+            uid=uid,
+        )
 
     @property
     def is_positionable(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from flinkish_spark.drop_in import FORMAT_NAME, register
-from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS
+from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
@@ -287,7 +287,8 @@ class KafkaSource(EndsAtOffsets):
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
         is_jvm = self.reader is Engine.JVM
         folder = str(Path(control_path).parent) if self._start is None else self._start.folder
-        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **kafka_upstream.SKIP}
+        held = {HELD_PATH: control_path, HELD_SOURCE: self._uid} if self._uid else {}
+        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **held, **kafka_upstream.SKIP}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**defaults, **self.reader_options, **more})
         reader = reader.option("subscribe", ",".join(self.topics))
@@ -333,6 +334,10 @@ class KafkaSource(EndsAtOffsets):
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
         checks = InputChecks(self._watch_admin, self.topics)
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse where the reader cannot hold back single partitions."""
+        kafka_upstream.check_alignable(self.aligned_with, self.reader, uid)
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         """Refuse topics that give up records before a replay would have read them again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS
+from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
@@ -26,5 +26,7 @@ RESERVED = frozenset(
         "flinkish.group.id",
         CONTROL_PATH,
         FIRST_OFFSETS,
+        HELD_PATH,
+        HELD_SOURCE,
     }
 )

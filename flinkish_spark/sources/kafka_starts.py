@@ -8,6 +8,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Self
 
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka.channels import channel_of
 from flinkish_spark.protocol.scans import offsets_in
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import Source, SourceStart
@@ -28,11 +29,19 @@ class StartsAtOffsets(Source):
     kind = "kafka"
     metadata: tuple[str, ...] = ()
     _start: SourceStart | None
+    #: Under which its job knows it.
+    _uid: str = ""
 
     @property
     def connection(self) -> KafkaConnection:
         """Return how the brokers are reached."""
         raise NotImplementedError
+
+    def bound(self, uid: str) -> Self:
+        """Return this source under its uid."""
+        known = copy(self)
+        known.__dict__["_uid"] = uid
+        return known
 
     @property
     def is_positionable(self) -> bool:
@@ -60,11 +69,9 @@ class StartsAtOffsets(Source):
 
     def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
         """Return the channels of partitions by topic."""
-        if len(self.topics) == 1:
-            return frozenset(partitions.get(self.topics[0], ()))
         return frozenset(
-            (index << 32) + partition
-            for index, topic in enumerate(self.topics)
+            channel_of(self.topics, topic, partition)
+            for topic in self.topics
             for partition in partitions.get(topic, ())
         )
 

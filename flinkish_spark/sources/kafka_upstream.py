@@ -44,6 +44,25 @@ def check_upstream(upstream: UpstreamJob | None, reader: Engine, has_side_output
         )
 
 
+def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> None:
+    """Refuse to hold back partitions of a source whose reader cannot; called before anything starts."""
+    if reader is not Engine.PYTHON:
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own Kafka source cannot hold back a partition that is ahead",
+            what_to_do='read it with KafkaSource(..., reader="python"), or leave '
+            "with_watermark_alignment() out and set max_offsets_per_trigger",
+            uid=uid,
+        )
+    if upstream is not None:
+        raise GraphError(
+            f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
+            why="a partition that is held back would never come to the barrier for which the others wait",
+            what_to_do="leave out with_watermark_alignment() or aligned_with",
+            uid=uid,
+        )
+
+
 def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
     """Refuse a plan in which other sources decide where barriers are; called by the planner."""
     if upstream is not None and Path(control_path).name != _NO_CONTROL:
