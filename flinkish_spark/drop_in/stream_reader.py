@@ -171,7 +171,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = read_held(self._options.held_path, self._options.held_source)
         if held == NONE_HELD:
             return end
-        topics = self._options.subscription.topics
+        wanted = self._options.subscription
+        # Of an environment's source, which names partitions in the order of its topics.
+        topics = wanted.topics or sorted({topic for topic, _ in wanted.assigned})
         return {
             place: begin[place] if held.holds(channel_of(topics, *place)) else offset
             for place, offset in end.items()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from flinkish_spark.sources.generator import DataGeneratorSource
     from flinkish_spark.sources.hybrid import HybridSource
+    from flinkish_spark.sources.kafka_beginnings import StartAtCommitted, StartAtOffsets, StartAtTimestamp
     from flinkish_spark.sources.kafka_ends import EndAtLatest, EndAtOffsets, EndAtTimestamp
     from flinkish_spark.sources.kafka_records import KafkaRecordsSource
     from flinkish_spark.sources.rates import RateLimit
@@ -62,6 +63,11 @@ _PUBLIC = {
     ),
     "generator": ("DataGeneratorSource",),
     "hybrid": ("HybridSource",),
+    "kafka_beginnings": (
+        "StartAtCommitted",
+        "StartAtOffsets",
+        "StartAtTimestamp",
+    ),
     "kafka_ends": (
         "EndAtLatest",
         "EndAtOffsets",
@@ -105,6 +111,9 @@ __all__ = [
     "SocketTextSource",
     "SourceUnavailable",
     "SplitSource",
+    "StartAtCommitted",
+    "StartAtOffsets",
+    "StartAtTimestamp",
     "TextLines",
     "Times",
 ]

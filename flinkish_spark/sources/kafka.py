@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,10 +34,12 @@ from flinkish_spark.sources.json_records import (
     decoded,
     json_schema,
 )
+from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, checked_start
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
-from flinkish_spark.sources.kafka_reading import KAFKA_COLUMNS, READER_DEFAULTS, RESERVED
+from flinkish_spark.sources.kafka_places import Partitions, checked_partitions, checked_topics
+from flinkish_spark.sources.kafka_reading import KAFKA_COLUMNS, READER_DEFAULTS, RESERVED, subscription
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
 if TYPE_CHECKING:
@@ -48,13 +49,6 @@ if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
-
-
-class StartingOffsets(enum.Enum):
-    """Where a job that has no checkpoint yet begins to read."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, init=False)
@@ -73,7 +67,8 @@ class KafkaSource(EndsAtOffsets):
     value
         ``Json("field TYPE, ...")`` or ``Raw()``.
     starting_offsets
-        Where the first start of the job begins; later starts go on from the checkpoint.
+        Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
+        StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
     max_offsets_per_trigger
         Most records per micro-batch; 0 for no limit.
     options
@@ -92,6 +87,9 @@ class KafkaSource(EndsAtOffsets):
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
+    partitions
+        By topic, those that are read, and no others however many there come to be. None for all, and for
+        those that are added while the job runs.
 
     Notes
     -----
@@ -103,7 +101,7 @@ class KafkaSource(EndsAtOffsets):
     topics: tuple[str, ...]
     group_id: str = ""
     value: Json | Raw = field(default_factory=Raw)
-    starting_offsets: StartingOffsets = StartingOffsets.EARLIEST
+    starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     reader_options: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +109,7 @@ class KafkaSource(EndsAtOffsets):
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
     ending: KafkaEnd | None = None
+    partitions: Partitions = field(default_factory=dict)
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -120,7 +119,7 @@ class KafkaSource(EndsAtOffsets):
         *,
         group_id: str = "",
         value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
-        starting_offsets: StartingOffsets = StartingOffsets.EARLIEST,
+        starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
@@ -128,19 +127,18 @@ class KafkaSource(EndsAtOffsets):
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
+        partitions: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
-            raise ConfigError(
-                f"topics is {topics!r}", what_to_do='give a list of topic names: topics=["orders"]'
-            )
+        names = checked_topics(topics)
         if max_offsets_per_trigger < 0:
             raise ConfigError(f"max_offsets_per_trigger is {max_offsets_per_trigger}")
         for name, content in (
             ("bootstrap_servers", bootstrap_servers),
-            ("topics", tuple(dict.fromkeys(topics))),
+            # In an order that the reader of single partitions has, too.
+            ("topics", names if partitions is None else tuple(sorted(names))),
             ("group_id", group_id),
             ("value", value),
-            ("starting_offsets", StartingOffsets(starting_offsets)),
+            ("starting_offsets", checked_start(starting_offsets, group_id)),
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", dict(options or {})),
             ("reader_options", dict(reader_options or {})),
@@ -148,6 +146,7 @@ class KafkaSource(EndsAtOffsets):
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
+            ("partitions", checked_partitions(partitions, names)),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -162,7 +161,9 @@ class KafkaSource(EndsAtOffsets):
             raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
         if isinstance(value, Json):
             check_names(self.metadata, json_schema(value))
-        kafka_upstream.check_upstream(self.aligned_with, self.reader, self.has_side_outputs)
+        kafka_upstream.check_upstream(
+            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions)
+        )
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -255,7 +256,7 @@ class KafkaSource(EndsAtOffsets):
         earliest = -2
         wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(subscribe=",".join(self.topics), failOnDataLoss="false")
+        reader = reader.options(**subscription(self.topics, self.partitions), failOnDataLoss="false")
         reader = reader.options(startingOffsets=json.dumps(wanted), endingOffsets=json.dumps(ends))
         skip = {} if self.reader is Engine.JVM else kafka_upstream.SKIP
         reader = reader.options(**{"kafka.isolation.level": "read_committed", **skip})
@@ -291,8 +292,8 @@ class KafkaSource(EndsAtOffsets):
         defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **held, **kafka_upstream.SKIP}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**defaults, **self.reader_options, **more})
-        reader = reader.option("subscribe", ",".join(self.topics))
-        reader = reader.option("startingOffsets", self.starting_at_offsets(self.starting_offsets.value))
+        reader = reader.options(**subscription(self.topics, self.partitions))
+        reader = reader.option("startingOffsets", self.starting_option(control_path))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
@@ -321,6 +322,7 @@ class KafkaSource(EndsAtOffsets):
             missing = [t for t in wanted if t not in found]
             if missing:
                 raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            self.places(admin)  # Raises if one that was named is not there.
             self.check_end(admin)
         kafka_upstream.check_policies(self.aligned_with, self.connection, self.topics)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+
 from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
@@ -30,3 +33,16 @@ RESERVED = frozenset(
         HELD_SOURCE,
     }
 )
+
+
+def subscription(topics: Sequence[str], partitions: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the option that says what is read.
+
+    Examples
+    --------
+    >>> subscription(["orders"], {}), subscription(["orders"], {"orders": (0, 1)})
+    ({'subscribe': 'orders'}, {'assign': '{"orders": [0, 1]}'})
+    """
+    if not partitions:
+        return {"subscribe": ",".join(topics)}
+    return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
