@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from flinkish_spark.arguments import refused_as_config_errors, unusable
-from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.clock import Clock
+from flinkish_spark.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.kafka import KafkaAdmin
+from flinkish_spark.kafka._pace import seen_to_stay
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.positions import Positions, TopicPattern
 from flinkish_spark.protocol.limits import checked_whole
 
 #: By topic, the partitions that are read; empty for all of all topics.
@@ -78,3 +82,49 @@ def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
     return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a source of splits reads: topics by name, some of their partitions, or topics by a pattern."""
+
+    topics: tuple[str, ...] = ()
+    partitions: Partitions = field(default_factory=dict)
+    pattern: str = ""
+
+    @classmethod
+    def of(cls, topics: object, pattern: object, partitions: object) -> Wanted:
+        """Return what a user asked for, or raise ConfigError."""
+        if pattern:
+            if topics or partitions:
+                raise ConfigError(
+                    "a pattern is given, and topics or partitions", what_to_do="leave one of them out"
+                )
+            text = instance_of("pattern", pattern, str, what_to_do='give a pattern: "orders-.*"')
+            return cls(pattern=TopicPattern(text).text)
+        names = checked_topics(topics)
+        return cls(names, checked_partitions(partitions, names))
+
+    def places(self, positions: Positions, clock: Clock) -> list[Place]:
+        """Return the partitions that there are now.
+
+        Raises
+        ------
+        InputLostError
+            A topic that is named is gone, and stays so.
+        """
+        if self.pattern:
+            return sorted(Positions.places(positions.matching(TopicPattern(self.pattern))))
+        found = seen_to_stay(
+            lambda: positions.topics(self.topics), lambda one: len(one) < len(self.topics), clock
+        )
+        missing = [topic for topic in self.topics if topic not in found]
+        if missing:
+            raise InputLostError(
+                f"the input topic '{missing[0]}' was deleted",
+                why="the job has not read all of it, or cannot know that it has",
+                what_to_do="restore the topic, or start a new job with a new job_dir",
+            )
+        if self.partitions:
+            return [(topic, one) for topic, numbers in self.partitions.items() for one in numbers]
+        return list(Positions.places(found))
