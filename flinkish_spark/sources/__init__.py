@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.collection import CollectionSource
-    from flinkish_spark.sources.delta_changes import DeltaChanges, DeltaSource
+    from flinkish_spark.sources.delta_changes import DeltaSource
+    from flinkish_spark.sources.delta_kinds import DeltaChanges
+    from flinkish_spark.sources.delta_records import DeltaRecordsSource
     from flinkish_spark.sources.delta_table import DeltaTableSource
     from flinkish_spark.sources.file_formats import (
         CsvFiles,
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 #: Module -> the names it gives.
 _PUBLIC = {
     "collection": ("CollectionSource",),
-    "delta_changes": ("DeltaChanges", "DeltaSource"),
+    "delta_changes": ("DeltaSource",),
+    "delta_kinds": ("DeltaChanges",),
+    "delta_records": ("DeltaRecordsSource",),
     "delta_table": ("DeltaTableSource",),
     "file_formats": (
         "CsvFiles",
@@ -90,6 +94,7 @@ __all__ = [
     "CsvHeader",
     "DataGeneratorSource",
     "DeltaChanges",
+    "DeltaRecordsSource",
     "DeltaSource",
     "DeltaTableSource",
     "Discovery",

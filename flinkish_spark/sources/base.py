@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.scans import Position
@@ -56,8 +56,10 @@ class Source(ABC):
     #: What its positions are positions in; part of savepoints.
     kind: str = "dataframe"
 
-    def bound(self, uid: str) -> Self:
-        """Return this source as the one with that uid. Called by `from_source`, before anything else.
+    def bound(self, uid: str) -> Source:
+        """Return the source with that uid: this one, or the one that it stands for.
+
+        Called by `from_source`, before anything else.
 
         Raises
         ------
