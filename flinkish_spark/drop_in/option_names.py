@@ -34,7 +34,8 @@ READ = (
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 #: Ours, for reading.
 BARRIER_RECORDS = "flinkish.barrier.records"
-READ_OWN = ("flinkish.group.id", BARRIER_RECORDS)
+PER_SECOND = "flinkish.max.offsets.per.second"
+READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND)
 #: Options about consumers that do not exist here: accepted, so that only one word has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",

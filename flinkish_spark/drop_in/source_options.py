@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flinkish_spark.chaining.upstream import UpstreamJob
@@ -17,6 +17,7 @@ from flinkish_spark.kafka import KafkaConnection
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.kafka.reader_settings import ReaderSettings
+from flinkish_spark.sources.rates import RateLimit
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
@@ -103,6 +104,7 @@ class SourceOptions:
     upstream_start: str
     held_source: str = ""
     held_path: str = ""
+    pace: RateLimit = field(default_factory=RateLimit)
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
@@ -165,6 +167,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         upstream_start=given.text(names.UPSTREAM_START) or "",
         held_source=given.text(names.HELD_SOURCE) or "",
         held_path=given.text(names.HELD_PATH) or "",
+        pace=_pace(given),
     )
 
 
@@ -279,7 +282,25 @@ def _upstream(given: Given) -> UpstreamJob | None:
             why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
             what_to_do="leave minOffsetsPerTrigger out",
         )
+    if names.PER_SECOND in given:
+        raise ConfigError(
+            f"{names.PER_SECOND} and an upstream job are set",
+            why="a micro-batch ends where the upstream job's checkpoint does",
+            what_to_do="set maxOffsetsPerTrigger",
+        )
     return UpstreamJob.from_option(text)
+
+
+def _pace(given: Given) -> RateLimit:
+    text = given.text(names.PER_SECOND)
+    if text is None:
+        return RateLimit()
+    try:
+        return RateLimit(records_per_second=float(text))
+    except ValueError:
+        raise ConfigError(
+            f"the option '{names.PER_SECOND}' is {text!r}", what_to_do="set it to a number above 0"
+        ) from None
 
 
 def _duration_ms(given: Given, name: str, otherwise: int) -> int:

@@ -47,6 +47,7 @@ from flinkish_spark.runtime.control_source import offered_by, read_control, wake
 from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.runtime.spark_log import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.rates import Pace
 from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finder = finder or OffsetFinder(Positions(options.connection), options)
         self._watch = TopicWatch(self._finder, options.reader.fail_on_data_loss)
         self._group = GroupOffsets(options)
+        self._pace = Pace(options.pace, time.monotonic())
         self._target: dict[Place, int] | None = None
         self._newest: dict[Place, int] = {}
         self._asked_at = self._last_batch_at = float("-inf")
@@ -145,6 +147,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = begin
         if isinstance(limit, ReadMaxRows):
             end = plan.limited(begin, end, limit.max_rows)
+        end = self._paced(begin, end)
         if plan.available(begin, end):
             self._last_batch_at = time.monotonic()
         return self._logged(end, offered)
@@ -178,6 +181,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place: begin[place] if held.holds(channel_of(topics, *place)) else offset
             for place, offset in end.items()
         }
+
+    def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+        """Return the ends, not beyond what may be taken by now."""
+        allowed = self._pace.allowance(time.monotonic())
+        # A query that is to read what there is, and end, takes nothing new for the end.
+        if allowed is None or self._target is not None:
+            return end
+        paced = plan.limited(begin, end, allowed) if allowed else dict(begin)
+        self._pace.took(plan.available(begin, paced))
+        return paced
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:
         least = self._options.min_per_trigger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +23,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
+from flinkish_spark.protocol.limits import UNLIMITED, Unlimited
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SideOutput, SourceStart
@@ -38,8 +38,16 @@ from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets,
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
+from flinkish_spark.sources.kafka_pace import checked_pace, pace_option
 from flinkish_spark.sources.kafka_places import Partitions, checked_partitions, checked_topics
-from flinkish_spark.sources.kafka_reading import KAFKA_COLUMNS, READER_DEFAULTS, RESERVED, subscription
+from flinkish_spark.sources.kafka_reading import (
+    KAFKA_COLUMNS,
+    READER_DEFAULTS,
+    RESERVED,
+    channel_column,
+    ranges_between,
+    subscription,
+)
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
 if TYPE_CHECKING:
@@ -71,6 +79,8 @@ class KafkaSource(EndsAtOffsets):
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
     max_offsets_per_trigger
         Most records per micro-batch; 0 for no limit.
+    max_offsets_per_second
+        On average, up to a second's worth at once; of the Python reader.
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
@@ -110,6 +120,7 @@ class KafkaSource(EndsAtOffsets):
     metadata: tuple[str, ...] = ()
     ending: KafkaEnd | None = None
     partitions: Partitions = field(default_factory=dict)
+    max_offsets_per_second: float | Unlimited = UNLIMITED
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -128,6 +139,7 @@ class KafkaSource(EndsAtOffsets):
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
         partitions: Mapping[str, Sequence[int]] | None = None,
+        max_offsets_per_second: float | Unlimited = UNLIMITED,
     ) -> None:
         names = checked_topics(topics)
         if max_offsets_per_trigger < 0:
@@ -147,6 +159,7 @@ class KafkaSource(EndsAtOffsets):
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
             ("partitions", checked_partitions(partitions, names)),
+            ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -249,17 +262,13 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
-        ends = end.kafka(frozenset(self.topics))
-        if not isinstance(self.value, Json) or not ends:
+        ranges = ranges_between(frozenset(self.topics), start, end)
+        if not isinstance(self.value, Json) or ranges is None:
             return None
-        starts = start.kafka(frozenset(self.topics)) if start is not None else {}
-        earliest = -2
-        wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**subscription(self.topics, self.partitions), failOnDataLoss="false")
-        reader = reader.options(startingOffsets=json.dumps(wanted), endingOffsets=json.dumps(ends))
         skip = {} if self.reader is Engine.JVM else kafka_upstream.SKIP
-        reader = reader.options(**{"kafka.isolation.level": "read_committed", **skip})
+        reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
@@ -273,38 +282,31 @@ class KafkaSource(EndsAtOffsets):
         frame = self._stream(spark, control_path, {}).load()
         frame = cut_at(frame, self.ends_in(control_path))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
-        return frame.select(*own, self._channel(), F.col("offset").alias(C.SEQUENCE))
+        return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
-        channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
+        channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
 
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
-        is_jvm = self.reader is Engine.JVM
         folder = str(Path(control_path).parent) if self._start is None else self._start.folder
         held = {HELD_PATH: control_path, HELD_SOURCE: self._uid} if self._uid else {}
-        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **held, **kafka_upstream.SKIP}
+        own = {FIRST_OFFSETS: folder, **held, **pace_option(self.max_offsets_per_second)}
+        own = {**own, **kafka_upstream.SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(**{**defaults, **self.reader_options, **more})
+        reader = reader.options(**{**own, **self.reader_options, **more})
         reader = reader.options(**subscription(self.topics, self.partitions))
         reader = reader.option("startingOffsets", self.starting_option(control_path))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
         return reader
-
-    def _channel(self) -> Column:
-        channel = F.col("partition").cast("long")
-        if len(self.topics) > 1:
-            index = F.array_position(F.array(*[F.lit(t) for t in self.topics]), F.col("topic")) - 1
-            channel = F.shiftleft(index, 32) + channel
-        return channel.alias(C.CHANNEL)
 
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:

@@ -181,3 +181,26 @@ def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers)
         source_of(
             StartingOffsets.EARLIEST, partitions={"in": [0]}, ending=EndAtOffsets({"in": {0: 1, 1: 1}})
         ).check_end(brokers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_offsets_per_second": 5},
+        {"max_offsets_per_second": 0, "reader": "python"},
+        {"max_offsets_per_second": "5", "reader": "python"},
+        {"max_offsets_per_second": None, "reader": "python"},
+        {"max_offsets_per_second": 5, "reader": "python", "aligned_with": UpstreamJob()},
+    ],
+)
+def test_a_pace_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        KafkaSource("nowhere:1", ["in"], **settings)
+
+
+def test_what_can_be_aligned() -> None:
+    KafkaSource("nowhere:1", ["in"], reader="python", max_offsets_per_second=0.5).check_alignable("in")
+    with pytest.raises(GraphError, match='reader="python"'):
+        KafkaSource("nowhere:1", ["in"]).check_alignable("in")
+    with pytest.raises(GraphError, match="aligned_with"):
+        KafkaSource("nowhere:1", ["in"], reader="python", aligned_with=UpstreamJob()).check_alignable("in")
