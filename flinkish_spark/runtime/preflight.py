@@ -12,7 +12,7 @@ from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.planned import PlannedJob
 from flinkish_spark.graph.planner import Planner
-from flinkish_spark.graph.stream_graph import base_of, uid_of
+from flinkish_spark.graph.stream_graph import sources_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.graph.stream_graph import StreamGraph
+    from flinkish_spark.protocol.time_plan import TimePlan
     from flinkish_spark.savepoints.settings import RestoreSettings
 
 _NOBODY = JobUuid("0" * 32)
@@ -61,7 +62,7 @@ def check_before_start(
     _check_state(planned)
     _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
-    _check_alignment(graph, planned)
+    check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
         node.source.preflight(spark, job_dir, node.uid)
@@ -168,15 +169,16 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     return found
 
 
-def _check_alignment(graph: StreamGraph, planned: PlannedJob) -> None:
+def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
     """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
-    sources, groups = {node.uid: node.source for node in graph.sources}, dict[str, str]()
-    asked = {one.source for one in planned.time.assigners.values() if one.rules.alignment is not None}
-    for node in graph.timed:
-        alignment, uid = node.strategy.alignment, base_of(node)
+    groups: dict[str, str] = {}
+    asked = {one.source for one in time.assigners.values() if one.rules.alignment is not None}
+    aligned = [(node.strategy.alignment, source) for node in graph.timed for source in sources_of(node)]
+    for alignment, node in aligned:
         if alignment is None:
             continue
-        sources[uid].check_alignable(uid)
+        uid = node.uid
+        node.source.check_alignable(uid)
         if groups.setdefault(uid, alignment.group) != alignment.group:
             raise GraphError(
                 f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",

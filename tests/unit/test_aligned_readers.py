@@ -37,7 +37,7 @@ class Job:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.chance = folder, random.Random(seed)
-        chains = {f"{uid}-out": uid for uid in UIDS}
+        chains = {f"{uid}-out": (uid,) for uid in UIDS}
         operators = {uid: (f"{uid}-sums",) for uid in UIDS}
         assigners = {f"{uid}.{uid}": Assigner(uid, RULES) for uid in UIDS}
         reporters = reporters_of([f"{uid}-sums" for uid in UIDS], UIDS)
