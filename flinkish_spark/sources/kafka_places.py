@@ -30,7 +30,11 @@ def checked_topics(topics: object) -> tuple[str, ...]:
 
 
 def _no_topics(topics: object) -> ConfigError:
-    return ConfigError(f"topics is {topics!r}", what_to_do='give a list of topic names: topics=["orders"]')
+    return ConfigError(
+        f"topics is {topics!r}",
+        what_to_do='give a list of topic names: topics=["orders"]; for a pattern, '
+        'KafkaRecordsSource(..., pattern="orders-.*")',
+    )
 
 
 def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.formats import Json
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, Isolation, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka._pace import seen_to_stay
@@ -37,6 +38,7 @@ from flinkish_spark.sources.kafka_beginnings import (
     start_offsets,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_decoding import Decoding
 from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
 from flinkish_spark.sources.kafka_places import Wanted, places_in
 from flinkish_spark.sources.kafka_retention import check_topic_retention
@@ -70,8 +72,8 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
 class KafkaRecordsSource(SplitSource):
     """Reads Kafka topics that match a pattern, or is a part of a hybrid source.
 
-    For topics that are named take a :class:`~flinkish_spark.sources.kafka.KafkaSource`: it decodes, and may
-    read through the JVM. Partitions, and topics that match, are found within 5 s of being made, and are read
+    For topics that are named take a :class:`~flinkish_spark.sources.kafka.KafkaSource`, which may read
+    through the JVM. Partitions, and topics that match, are found within 5 s of being made, and are read
     from their first record; one that is deleted fails the job.
 
     Parameters
@@ -85,7 +87,10 @@ class KafkaRecordsSource(SplitSource):
         come later.
     schema
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
-        timestamp.
+        timestamp. Left out where `value` says what the fields are.
+    value, metadata
+        ``Json("field TYPE, ...")``, which fails on bad records or drops them, and columns beside its
+        fields, as for a KafkaSource. Not in a hybrid source. Without it records come as they are.
     starting_offsets
         As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
         in front of it.
@@ -122,6 +127,8 @@ class KafkaRecordsSource(SplitSource):
         pattern: str = "",
         partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
+        value: Json | None = None,
+        metadata: Sequence[str] = (),
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
         ending: KafkaEnd | None = None,
@@ -133,7 +140,9 @@ class KafkaRecordsSource(SplitSource):
             checked_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
         self.connection = KafkaConnection(bootstrap_servers, dict(options or {}))
         self._wanted = Wanted.of(topics, pattern, partitions)
-        self.schema: T.StructType = output_schema(schema, "a source of Kafka records")
+        self.decoding = Decoding.of(value, metadata)
+        wanted = schema if self.decoding is None else self.decoding.needed
+        self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
         for field in self.schema:
             if field.dataType not in _FIELDS.get(field.name, ()):
                 raise ConfigError(
@@ -266,7 +275,16 @@ class KafkaRecordsSource(SplitSource):
         frame = super().load(spark, control_path)
         if self._own_time:
             frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
+        if self.decoding is not None:
+            # Two scans that begin at different places count apart what they drop.
+            label = "" if self._fs_start is None else f"_{self._fs_start.label}"
+            return self.decoding.applied(frame, f"{self._fs_uid}{label}")
         return frame.drop(self._added) if self._added else frame
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether the policy for bad records is to drop them."""
+        return self.decoding is not None and self.decoding.drops_records
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""
@@ -304,14 +322,15 @@ class KafkaRecordsSource(SplitSource):
         if not self._wanted.pattern:
             return self._wanted.topics
         # A connection belongs to one thread, and this is called by several.
-        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as positions:
-            return sorted(positions.matching(TopicPattern(self._wanted.pattern)))
+        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
+            return sorted(brokers.matching(TopicPattern(self._wanted.pattern)))
 
     def _topics_in(self, logged: LoggedOffsets | None) -> Sequence[str]:
-        """Return the topics that are named; of a pattern, those that the job has begun to read."""
+        """Return the topics that are named; of a pattern, those that match or were read."""
         if not self._wanted.pattern:
             return self._wanted.topics
-        return sorted({topic for scan in logged.sources for topic in scan}) if logged is not None else ()
+        begun = {topic for scan in logged.sources for topic in scan} if logged is not None else set()
+        return sorted(begun | set(self._topics_now()))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""

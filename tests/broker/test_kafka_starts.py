@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import JobStatus, KeyedProcessFunction, MemorySink, StartingOffsets, WatermarkStrategy
+from flinkish_spark import (
+    JobStatus,
+    Json,
+    KeyedProcessFunction,
+    MemorySink,
+    OnBadRecord,
+    StartingOffsets,
+    WatermarkStrategy,
+)
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.sources import (
     EndAtLatest,
@@ -18,7 +26,17 @@ from flinkish_spark.sources import (
     StartAtOffsets,
     StartAtTimestamp,
 )
-from tests.support import TOTAL, RunningTotal, await_that, environment, order, orders_source, produce, running
+from tests.support import (
+    ORDER,
+    TOTAL,
+    RunningTotal,
+    await_that,
+    environment,
+    order,
+    orders_source,
+    produce,
+    running,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -92,6 +110,26 @@ def test_topics_by_a_pattern_and_one_that_comes_later(
             client.stop_with_checkpoint()
             client.wait()
     assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
+
+
+def test_a_pattern_with_json_values_and_where_they_came_from(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
+) -> None:
+    servers, source = broker.bootstrap_servers, topic()
+    produce(servers, source, [order("a", 1), b"no object", order("b", 2)])
+    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
+    given = KafkaRecordsSource(
+        servers,
+        pattern=f"{source}.*",
+        value=Json(ORDER, OnBadRecord.DROP),
+        metadata=["topic", "offset"],
+        ending=EndAtLatest(),
+    )
+    env.from_source(given, uid="orders").sink_to(sink, uid="memory")
+    with running(env) as client:
+        assert client.wait(timeout_ms=200_000)
+    found = sorted((row.user, row.amount, row._topic, row._offset) for row in sink.rows())
+    assert found == [("a", 1, source, 0), ("b", 2, source, 2)]
 
 
 def test_partitions_that_are_ahead_wait_for_the_others(

@@ -6,11 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark import StartingOffsets
+from flinkish_spark import DeadLetter, Json, OnBadRecord, Raw, StartingOffsets
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource, StartAtCommitted, StartAtOffsets
+from flinkish_spark.sources import (
+    EndAtLatest,
+    HybridSource,
+    KafkaRecordsSource,
+    StartAtCommitted,
+    StartAtOffsets,
+)
 from flinkish_spark.sources import kafka_records as module
 from flinkish_spark.sources.base import SourceStart
 from flinkish_spark.sources.kafka_records import _by_topic
@@ -112,8 +118,9 @@ def test_topics_that_match_a_pattern_are_read_also_those_that_come(monkeypatch, 
     assert source.splits() == ["in-1:0", "in-2:0", "in-2:1"]
     # A topic that comes later is read whole, wherever the others began.
     assert [source.first(split) for split in source.splits()] == [9, 1, 0]
-    assert source._topics_in(None) == ()
-    assert source._topics_in(LoggedOffsets(({"in-2": {}}, {"in-1": {}}))) == ["in-1", "in-2"]
+    monkeypatch.setattr(source, "_topics_now", lambda: ["in-3"])
+    assert source._topics_in(None) == ["in-3"]
+    assert source._topics_in(LoggedOffsets(({"in-2": {}}, {"in-1": {}}))) == ["in-1", "in-2", "in-3"]
 
 
 def test_single_partitions_are_read_alone() -> None:
@@ -146,6 +153,16 @@ def test_what_a_savepoint_does_not_name_is_read_whole(tmp_path) -> None:
     assert connected(source.starting_at(start), brokers).first("c:1") == 1
 
 
+def test_it_may_decode_but_not_as_a_part() -> None:
+    source = KafkaRecordsSource("nowhere:1", pattern="in-.*", value=Json("n LONG", OnBadRecord.DROP))
+    assert source.record_type.names == ["key", "value", "topic", "partition", "offset", "timestamp"]
+    assert source.drops_records and not source_of(Brokers()).drops_records
+    assert source.with_own_time().record_type == source.record_type
+    with pytest.raises(ConfigError, match="part 1 of a hybrid source decodes"):
+        ended = KafkaRecordsSource("nowhere:1", ["a"], ending=EndAtLatest(), schema=source.record_type)
+        HybridSource(ended, source)
+
+
 def test_the_time_of_a_record_is_read_without_being_a_field() -> None:
     source = source_of(Brokers(c=[]))
     assert source.with_own_time().record_type.names == ["value", "timestamp"]
@@ -166,6 +183,10 @@ def test_the_time_of_a_record_is_read_without_being_a_field() -> None:
         {"starting_offsets": StartAtCommitted()},
         {"starting_offsets": StartAtOffsets(), "starting_at_ms": 5},
         {"ending": "latest"},
+        {"value": Raw()},
+        {"value": Json("n LONG", DeadLetter("bad"))},
+        {"value": Json("_topic STRING"), "metadata": ["topic"]},
+        {"metadata": ["topic"]},
         {"schema": "value LONG"},
         {"schema": "user STRING"},
         {"schema": ""},
