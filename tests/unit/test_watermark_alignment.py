@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from flinkish_spark import KafkaSource
 from flinkish_spark.drop_in import topic_watch
 from flinkish_spark.drop_in.source_options import parse_stream
 from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
@@ -37,6 +38,7 @@ from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, s
 from flinkish_spark.runtime.held_channels import held_path, read_held, write_held
 from flinkish_spark.sources.base import Source
 from flinkish_spark.sources.collection import CollectionSource
+from flinkish_spark.sources.kafka_reading import subscription
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from tests.unit.test_split_source import Counters
@@ -172,6 +174,24 @@ def test_a_kafka_partition_that_is_held_back_brings_no_records(
     write_held(control, {})
     assert reader.latestOffset(end, ReadAllAvailable()) == {"a": {"0": 10}, "b": {"0": 10, "1": 10}}
     assert start is not None
+
+
+def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
+    source = KafkaSource("nowhere:1", ["b", "a"], reader="python", partitions={"b": [1], "a": [0, 2]})
+    assert source.topics == ("a", "b") and source.channels_of({"a": [2], "b": [1]}) == {2, (1 << 32) + 1}
+    options = {
+        "kafka.bootstrap.servers": "localhost:9092",
+        **subscription(source.topics, source.partitions),
+        "flinkish.held.path": str(tmp_path / "1-0.json"),
+        "flinkish.held.source": "in",
+    }
+    log = Log()
+    for place in (("a", 0), ("a", 2), ("b", 1)):
+        log.first[place], log.end[place] = 0, 10
+    reader = KafkaStreamReader(parse_stream(options), log)  # type: ignore[arg-type]
+    write_held(tmp_path / "1-0.json", {"in": HeldChannels(source.channels_of({"a": [2], "b": [1]}))})
+    end = reader.latestOffset({"a": {"0": 0, "2": 0}, "b": {"1": 0}}, ReadAllAvailable())
+    assert end == {"a": {"0": 10, "2": 0}, "b": {"1": 0}}
 
 
 def test_a_source_that_spark_reads_alone_says_which_one_to_take() -> None:
