@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.arguments import refuse_if_never_run, refused_as_config_errors, unusable
-from flinkish_spark.errors import UserFunctionError
+from flinkish_spark.errors import ConfigError, UserFunctionError
 from flinkish_spark.protocol.limits import UnusableValueError
 from flinkish_spark.protocol.time_facts import (
     Alignment,
@@ -214,6 +214,7 @@ class WatermarkStrategy:
 
         A channel that is further ahead than the drift brings no records in the next micro-batch. A
         channel that has brought nothing yet counts as the slowest, so give the sources an idleness too.
+        Sources that Spark's JVM reads cannot be held back, and are refused before the job starts.
 
         Parameters
         ----------
@@ -226,8 +227,15 @@ class WatermarkStrategy:
         Raises
         ------
         ConfigError
-            `group` is no usable name, or `max_drift_ms` no whole number from 0 to 365 days.
+            `group` is no usable name, or `max_drift_ms` no whole number from 0 to 365 days; or the strategy
+            makes no watermarks, so everybody else would wait for it for ever.
         """
+        if isinstance(self.generation, NoWatermarks):
+            raise ConfigError(
+                f"a strategy without watermarks is aligned with the group {group!r}",
+                why="the others of the group would wait for its watermark, which never comes",
+                what_to_do="give it watermarks: for_bounded_out_of_orderness(...), for example",
+            )
         with refused_as_config_errors('write with_watermark_alignment("orders", 60_000), for example'):
             return replace(self, alignment=Alignment(group, max_drift_ms))
 

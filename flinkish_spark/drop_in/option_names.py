@@ -34,7 +34,8 @@ READ = (
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 #: Ours, for reading.
 BARRIER_RECORDS = "flinkish.barrier.records"
-READ_OWN = ("flinkish.group.id", BARRIER_RECORDS)
+PER_SECOND = "flinkish.max.offsets.per.second"
+READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND)
 #: Options about consumers that do not exist here: accepted, so that only one word has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",
@@ -51,6 +52,8 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__pyth
 CONTROL_PATH = "flinkish.control.path"
 #: The same: folder in which a job keeps where its source began.
 FIRST_OFFSETS = "flinkish.first.offsets"
+#: The same: uid of the source, and the control file beside which it is told what to hold back.
+HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
 #: The same: the upstream job whose checkpoints the source follows, see `chaining/upstream.py`.
 UPSTREAM = "flinkish.upstream"
 #: The same: the position that a seeded job begins with, and between which cuts that is.

@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flinkish_spark.chaining.upstream import UpstreamJob
@@ -17,10 +17,18 @@ from flinkish_spark.kafka import KafkaConnection
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.kafka.reader_settings import ReaderSettings
+from flinkish_spark.sources.rates import RateLimit
 
 #: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
 EARLIEST, LATEST = -2, -1
-_OF_JOBS = (names.CONTROL_PATH, names.FIRST_OFFSETS, names.UPSTREAM, names.UPSTREAM_START)
+_OF_JOBS = (
+    names.CONTROL_PATH,
+    names.FIRST_OFFSETS,
+    names.HELD_SOURCE,
+    names.HELD_PATH,
+    names.UPSTREAM,
+    names.UPSTREAM_START,
+)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
@@ -94,6 +102,9 @@ class SourceOptions:
     barrier_records: BarrierRecordPolicy
     upstream: UpstreamJob | None
     upstream_start: str
+    held_source: str = ""
+    held_path: str = ""
+    pace: RateLimit = field(default_factory=RateLimit)
 
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
@@ -154,6 +165,9 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         barrier_records=_one_of(given, names.BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
         upstream=_upstream(given),
         upstream_start=given.text(names.UPSTREAM_START) or "",
+        held_source=given.text(names.HELD_SOURCE) or "",
+        held_path=given.text(names.HELD_PATH) or "",
+        pace=_pace(given),
     )
 
 
@@ -268,7 +282,25 @@ def _upstream(given: Given) -> UpstreamJob | None:
             why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
             what_to_do="leave minOffsetsPerTrigger out",
         )
+    if names.PER_SECOND in given:
+        raise ConfigError(
+            f"{names.PER_SECOND} and an upstream job are set",
+            why="a micro-batch ends where the upstream job's checkpoint does",
+            what_to_do="set maxOffsetsPerTrigger",
+        )
     return UpstreamJob.from_option(text)
+
+
+def _pace(given: Given) -> RateLimit:
+    text = given.text(names.PER_SECOND)
+    if text is None:
+        return RateLimit()
+    try:
+        return RateLimit(records_per_second=float(text))
+    except ValueError:
+        raise ConfigError(
+            f"the option '{names.PER_SECOND}' is {text!r}", what_to_do="set it to a number above 0"
+        ) from None
 
 
 def _duration_ms(given: Given, name: str, otherwise: int) -> int:

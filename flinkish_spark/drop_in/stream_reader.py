@@ -34,6 +34,7 @@ from flinkish_spark.drop_in.rows import KafkaPiece, WakePiece, read_piece, read_
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.channels import channel_of
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
@@ -41,9 +42,12 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.scans import OWN_KEYS
+from flinkish_spark.protocol.watermark_alignment import NONE_HELD
 from flinkish_spark.runtime.control_source import offered_by, read_control, wake_rows
+from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.runtime.spark_log import OFFSET_KEY
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.rates import Pace
 from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
@@ -73,6 +77,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finder = finder or OffsetFinder(Positions(options.connection), options)
         self._watch = TopicWatch(self._finder, options.reader.fail_on_data_loss)
         self._group = GroupOffsets(options)
+        self._pace = Pace(options.pace, time.monotonic())
         self._target: dict[Place, int] | None = None
         self._newest: dict[Place, int] = {}
         self._asked_at = self._last_batch_at = float("-inf")
@@ -137,10 +142,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._capped(begin, self._newest)
         begin = self._watch.with_new(begin, end)
         begin = {place: min(begin[place], offset) for place, offset in end.items()}
+        end = self._held_back(begin, end)
         if self._should_wait(begin, end):
             end = begin
         if isinstance(limit, ReadMaxRows):
             end = plan.limited(begin, end, limit.max_rows)
+        end = self._paced(begin, end)
         if plan.available(begin, end):
             self._last_batch_at = time.monotonic()
         return self._logged(end, offered)
@@ -161,6 +168,29 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for place, end in ends.items()
             if place in begin or place in target
         }
+
+    def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+        """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
+        held = read_held(self._options.held_path, self._options.held_source)
+        if held == NONE_HELD:
+            return end
+        wanted = self._options.subscription
+        # Of an environment's source, which names partitions in the order of its topics.
+        topics = wanted.topics or sorted({topic for topic, _ in wanted.assigned})
+        return {
+            place: begin[place] if held.holds(channel_of(topics, *place)) else offset
+            for place, offset in end.items()
+        }
+
+    def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+        """Return the ends, not beyond what may be taken by now."""
+        allowed = self._pace.allowance(time.monotonic())
+        # A query that is to read what there is, and end, takes nothing new for the end.
+        if allowed is None or self._target is not None:
+            return end
+        paced = plan.limited(begin, end, allowed) if allowed else dict(begin)
+        self._pace.took(plan.available(begin, paced))
+        return paced
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:
         least = self._options.min_per_trigger

@@ -12,7 +12,7 @@ from flinkish_spark.errors import EnvironmentFault, GraphError
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.planned import PlannedJob
 from flinkish_spark.graph.planner import Planner
-from flinkish_spark.graph.stream_graph import base_of, uid_of
+from flinkish_spark.graph.stream_graph import sources_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.graph.stream_graph import StreamGraph
+    from flinkish_spark.protocol.time_plan import TimePlan
     from flinkish_spark.savepoints.settings import RestoreSettings
 
 _NOBODY = JobUuid("0" * 32)
@@ -52,7 +53,6 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
-    _check_alignment(graph)
     found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
     with query_conf(spark, settings.shuffle_partitions):
@@ -62,6 +62,7 @@ def check_before_start(
     _check_state(planned)
     _check_sink_uids(graph, planned)
     _check_loops(graph, planned)
+    check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
         node.source.preflight(spark, job_dir, node.uid)
@@ -168,16 +169,29 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     return found
 
 
-def _check_alignment(graph: StreamGraph) -> None:
-    """Refuse to align sources: none can hold back one of its channels yet."""
-    for node in graph.timed:
-        alignment = node.strategy.alignment
-        if alignment is not None:
+def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
+    """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
+    groups: dict[str, str] = {}
+    asked = {one.source for one in time.assigners.values() if one.rules.alignment is not None}
+    aligned = [(node.strategy.alignment, source) for node in graph.timed for source in sources_of(node)]
+    for alignment, node in aligned:
+        if alignment is None:
+            continue
+        uid = node.uid
+        node.source.check_alignable(uid)
+        if groups.setdefault(uid, alignment.group) != alignment.group:
             raise GraphError(
-                f"the source '{base_of(node)}' cannot be aligned with the group '{alignment.group}'",
-                why="it cannot hold back one of its channels while it reads the others",
-                what_to_do="leave with_watermark_alignment() out, and limit what a micro-batch reads of it",
-                uid=base_of(node),
+                f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
+                why="it can be held back as a whole only, for all who read it",
+                what_to_do="give all of its strategies one group",
+                uid=uid,
+            )
+        if uid not in asked:
+            raise GraphError(
+                f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
+                why="none of its records reach a keyed operator, and only there anybody asks for times",
+                what_to_do="leave with_watermark_alignment() out",
+                uid=uid,
             )
 
 

@@ -30,9 +30,11 @@ from flinkish_spark.protocol.time_plan import (
     reports_in,
     without_reports,
 )
+from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 from flinkish_spark.runtime.control_source import ControlFile
+from flinkish_spark.runtime.held_channels import write_held
 from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
 
 _NOTHING = EventTime()
@@ -121,6 +123,7 @@ class TimeKeeper:
         self._lock = threading.Lock()
         self._state = plan.of_plan(stored or _NOTHING)
         self._behind: dict[BatchId, EventTime] = {}
+        self._held: dict[str, HeldChannels] = {}
         for staged in kept:
             self._step(staged)
         self._next = next_batch
@@ -225,6 +228,7 @@ class TimeKeeper:
     def _offer(self, now_ms: int) -> None:
         """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
         state = self._state
+        self._hold_back()
         # A log that begins anew has carried nothing, whatever its state has seen.
         is_first = self._next == BatchId(0)
         carried_ms = MIN_WATERMARK_MS if is_first else state.carried_ms
@@ -243,6 +247,13 @@ class TimeKeeper:
             self._control.offer_time(TimeOffer(carried_ms))
             self._control.keep_time(TimeOffer(state.watermark_ms))
         self._look_at_ms = self._next_look_ms(now_ms, due_ms)
+
+    def _hold_back(self) -> None:
+        """Tell the sources which of their channels are too far ahead, before Spark asks them again."""
+        held = held_sources(self._plan, self._state)
+        if held != self._held:
+            write_held(self._control.path, held)
+            self._held = held
 
     def _next_look_ms(self, now_ms: int, due_ms: int | None) -> int | None:
         """Return when more may be due than is now."""

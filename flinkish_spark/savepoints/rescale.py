@@ -62,7 +62,8 @@ def check_rescale(job_dir: JobDir, root: Path, sources: Sequence[SourceNode], wa
         return
     raise RescaleRefused(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
-        why=f"its source '{fixed[0]}' is a DataFrame, which cannot be told where to go on",
+        why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads: it "
+        "cannot be told where to go on",
         what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
         "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
         uid=fixed[0],

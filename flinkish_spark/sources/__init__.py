@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.collection import CollectionSource
-    from flinkish_spark.sources.delta_changes import DeltaChanges, DeltaSource
+    from flinkish_spark.sources.delta_changes import DeltaSource
+    from flinkish_spark.sources.delta_kinds import DeltaChanges
+    from flinkish_spark.sources.delta_records import DeltaRecordsSource
     from flinkish_spark.sources.delta_table import DeltaTableSource
     from flinkish_spark.sources.file_formats import (
         CsvFiles,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     )
     from flinkish_spark.sources.generator import DataGeneratorSource
     from flinkish_spark.sources.hybrid import HybridSource
+    from flinkish_spark.sources.kafka_beginnings import StartAtCommitted, StartAtOffsets, StartAtTimestamp
     from flinkish_spark.sources.kafka_ends import EndAtLatest, EndAtOffsets, EndAtTimestamp
     from flinkish_spark.sources.kafka_records import KafkaRecordsSource
     from flinkish_spark.sources.rates import RateLimit
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
 #: Module -> the names it gives.
 _PUBLIC = {
     "collection": ("CollectionSource",),
-    "delta_changes": ("DeltaChanges", "DeltaSource"),
+    "delta_changes": ("DeltaSource",),
+    "delta_kinds": ("DeltaChanges",),
+    "delta_records": ("DeltaRecordsSource",),
     "delta_table": ("DeltaTableSource",),
     "file_formats": (
         "CsvFiles",
@@ -62,6 +67,11 @@ _PUBLIC = {
     ),
     "generator": ("DataGeneratorSource",),
     "hybrid": ("HybridSource",),
+    "kafka_beginnings": (
+        "StartAtCommitted",
+        "StartAtOffsets",
+        "StartAtTimestamp",
+    ),
     "kafka_ends": (
         "EndAtLatest",
         "EndAtOffsets",
@@ -84,6 +94,7 @@ __all__ = [
     "CsvHeader",
     "DataGeneratorSource",
     "DeltaChanges",
+    "DeltaRecordsSource",
     "DeltaSource",
     "DeltaTableSource",
     "Discovery",
@@ -105,6 +116,9 @@ __all__ = [
     "SocketTextSource",
     "SourceUnavailable",
     "SplitSource",
+    "StartAtCommitted",
+    "StartAtOffsets",
+    "StartAtTimestamp",
     "TextLines",
     "Times",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.scans import Position
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ class Source(ABC):
     #: What its positions are positions in; part of savepoints.
     kind: str = "dataframe"
 
-    def bound(self, uid: str) -> Self:
-        """Return this source as the one with that uid. Called by `from_source`, before anything else.
+    def bound(self, uid: str) -> Source:
+        """Return the source with that uid: this one, or the one that it stands for.
+
+        Called by `from_source`, before anything else.
 
         Raises
         ------
@@ -92,6 +95,24 @@ class Source(ABC):
         cannot tell: then a channel is known from its first record on.
         """
         return None
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse a source that cannot hold back what is ahead of the others; called before anything starts.
+
+        Who can reads `runtime/held_channels.py` each time it is asked for new offsets.
+
+        Raises
+        ------
+        GraphError
+            It cannot.
+        """
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own reader reads it, which cannot hold back what is ahead",
+            what_to_do='read files with FileSource, a Delta table with DeltaSource(..., reader="python"), '
+            'Kafka with KafkaSource(..., reader="python"); or leave with_watermark_alignment() out',
+            uid=uid,
+        )
 
     @property
     def is_positionable(self) -> bool:

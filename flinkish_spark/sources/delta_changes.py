@@ -1,8 +1,7 @@
-"""A Delta table as it grows, or its change feed: Spark's own Delta source, with a beginning and an end."""
+"""A Delta table as it grows, or its change feed: through Spark's own Delta source, or by its log."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,20 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.protocol.limits import checked_choice, checked_whole
+from flinkish_spark.protocol.limits import (
+    UNLIMITED,
+    Limit,
+    Unlimited,
+    checked_choice,
+    checked_limit,
+    checked_whole,
+)
 from flinkish_spark.sources.base import Source
+from flinkish_spark.sources.delta_kinds import DeltaChanges
+from flinkish_spark.sources.delta_records import DeltaRecordsSource
+from flinkish_spark.sources.rates import RateLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,21 +33,13 @@ if TYPE_CHECKING:
 _VERSION = "_commit_version"
 
 
-class DeltaChanges(enum.Enum):
-    """What of a table's changes is read."""
-
-    #: Rows that are added. A commit that updates or deletes rows fails the job.
-    ROWS = "ROWS"
-    #: The change feed (`delta.enableChangeDataFeed`): rows with ``_change_type``, ``_commit_version`` and
-    #: ``_commit_timestamp``.
-    FEED = "FEED"
-
-
 @dataclass(frozen=True)
 class DeltaSource(Source):
-    """Reads a Delta table through Spark's own streaming source, and goes on with what comes.
+    """Reads a Delta table, and goes on with what comes.
 
-    Like a DataFrame it cannot be told where to begin in a restore from a savepoint.
+    Through Spark's own streaming source, which like a DataFrame cannot be told where to begin in a restore
+    from a savepoint. With ``reader="python"`` the log is followed without Spark: then it can, and it can be
+    limited by records and aligned; tables with deletion vectors or column mapping are refused.
 
     Parameters
     ----------
@@ -50,10 +52,15 @@ class DeltaSource(Source):
         are added (feed: inserted), and then what comes.
     ending_version
         Of a feed, the last version whose changes are read, which may lie in the future; the job ends behind
-        it. None for no end. For the rows of one version see
+        it. None for no end. Rows have an end with the Python reader only. For the rows of one version see
         :class:`~flinkish_spark.sources.delta_table.DeltaTableSource`.
-    max_files_per_trigger
-        Most files in one micro-batch.
+    max_files_per_trigger, max_bytes_per_trigger
+        Most files in one micro-batch, and about most bytes. Of a feed that the JVM reads, a version is never
+        divided.
+    reader
+        ``"jvm"`` or ``"python"``: fixed for the life of a job_dir.
+    rate
+        Most records, with the Python reader.
 
     Raises
     ------
@@ -71,6 +78,9 @@ class DeltaSource(Source):
     starting_version: int | None = None
     ending_version: int | None = None
     max_files_per_trigger: int = 1_000
+    max_bytes_per_trigger: Limit = UNLIMITED
+    reader: str | Engine = Engine.JVM
+    rate: RateLimit = field(default_factory=RateLimit)
     _known: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind = "delta"
@@ -81,15 +91,42 @@ class DeltaSource(Source):
         with refused_as_config_errors("see the documentation of DeltaSource"):
             checked_choice("changes", self.changes, DeltaChanges)
             checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
+            checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
             for name in ("starting_version", "ending_version"):
                 if getattr(self, name) is not None:
                     checked_whole(name, getattr(self, name), least=0)
+        object.__setattr__(self, "reader", Engine.of(self.reader, "reader"))
+        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
+        instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)
+        if self.reader is Engine.PYTHON:
+            return
+        if self.rate != RateLimit():
+            raise ConfigError(
+                "a Delta source that Spark reads has a limit of records",
+                why="Spark's source counts files and bytes",
+                what_to_do='set max_files_per_trigger or max_bytes_per_trigger, or add reader="python"',
+            )
         if self.ending_version is not None and self.changes is not DeltaChanges.FEED:
             raise ConfigError(
                 "a Delta source of rows has an ending_version",
                 why="Spark's source cannot stop at a version, and only the feed says which one a row is of",
-                what_to_do="read the change feed, or one version of the table with DeltaTableSource",
+                what_to_do="read the change feed, or one version of the table with DeltaTableSource; or add "
+                'reader="python"',
             )
+
+    def bound(self, uid: str) -> Source:
+        """Return this source; of the Python reader, the source of splits that it stands for."""
+        if self.reader is not Engine.PYTHON:
+            return self
+        return DeltaRecordsSource(
+            self.path,
+            self.changes,
+            starting_version=self.starting_version,
+            ending_version=self.ending_version,
+            max_files_per_batch=self.max_files_per_trigger,
+            max_bytes_per_batch=self.max_bytes_per_trigger,
+            rate=self.rate,
+        ).bound(uid)
 
     @property
     def plan_name(self) -> str:
@@ -119,6 +156,8 @@ class DeltaSource(Source):
 
         reader = spark.readStream.format("delta")
         reader = reader.option("maxFilesPerTrigger", str(self.max_files_per_trigger))
+        if not isinstance(self.max_bytes_per_trigger, Unlimited):
+            reader = reader.option("maxBytesPerTrigger", str(self.max_bytes_per_trigger))
         if self.changes is DeltaChanges.FEED:
             reader = reader.option("readChangeFeed", "true")
         if self.starting_version is not None:

@@ -93,36 +93,46 @@ class DeltaSnapshot:
         return found
 
     def _apply(self, action: Mapping[str, Any]) -> None:
+        check_plain(self.table, action)
         if action.get("metaData"):
             self.metadata = action["metaData"]
-            mode = dict(self.metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
-            if mode != "none":
-                raise self._refused("column mapping")
-        if action.get("protocol"):
-            unknown = sorted(set(action["protocol"].get("readerFeatures") or ()) - _KNOWN_FEATURES)
-            if unknown:
-                raise self._refused(f"the feature '{unknown[0]}'")
         if action.get("remove"):
             self.files.pop(unquote(action["remove"]["path"]), None)
         if action.get("add"):
-            self._add(action["add"])
+            file = table_file(self.table, action["add"])
+            self.files[file.path] = file
 
-    def _add(self, add: Mapping[str, Any]) -> None:
-        if add.get("deletionVector"):
-            raise self._refused("deletion vectors")
-        path = unquote(add["path"])
-        if "://" in path or path.startswith("/"):
-            raise self._refused("files outside of its folder")
-        rows = json.loads(add["stats"]).get("numRecords") if add.get("stats") else None
-        # Out of Parquet a map comes as a list of pairs.
-        self.files[path] = TableFile(path, rows, dict(add.get("partitionValues") or {}))
 
-    def _refused(self, has: str) -> ConfigError:
-        return ConfigError(
-            f"the Delta table {self.table} has {has}",
-            why="its rows are not simply what its files hold",
-            what_to_do="read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))",
-        )
+def check_plain(table: Path, action: Mapping[str, Any]) -> None:
+    """Raise ConfigError if behind an action rows are not simply what files hold."""
+    if action.get("metaData"):
+        configuration = dict(action["metaData"].get("configuration") or {})
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise _refused(table, "column mapping")
+    if action.get("protocol"):
+        unknown = sorted(set(action["protocol"].get("readerFeatures") or ()) - _KNOWN_FEATURES)
+        if unknown:
+            raise _refused(table, f"the feature '{unknown[0]}'")
+
+
+def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
+    """Return the file of an action that adds, removes or is a file of changes; raise ConfigError."""
+    if action.get("deletionVector"):
+        raise _refused(table, "deletion vectors")
+    path = unquote(action["path"])
+    if "://" in path or path.startswith("/") or ".." in path.split("/"):
+        raise _refused(table, "files outside of its folder")
+    rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
+    # Out of Parquet a map comes as a list of pairs.
+    return TableFile(path, rows, dict(action.get("partitionValues") or {}))
+
+
+def _refused(table: Path, has: str) -> ConfigError:
+    return ConfigError(
+        f"the Delta table {table} has {has}",
+        why="its rows are not simply what its files hold",
+        what_to_do="read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))",
+    )
 
 
 def _listed(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
-from flinkish_spark.errors import ConfigError
-from flinkish_spark.protocol.limits import checked_whole
-from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
+from flinkish_spark.errors import ConfigError, InputLostError
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, checked_whole
+from flinkish_spark.sources.delta_snapshot import DeltaSnapshot, TableFile
 from flinkish_spark.sources.file_formats import ParquetFiles
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.files import FileSource
@@ -39,7 +39,7 @@ class DeltaTableSource(FileSource):
         Absolute local path of the table. It needs neither deletion vectors nor column mapping to be read.
     version
         Which version; None for the newest at the first start.
-    splits, max_files_per_batch, rate
+    splits, max_files_per_batch, max_bytes_per_batch, rate
         As for :class:`~flinkish_spark.sources.files.FileSource`.
 
     Raises
@@ -57,60 +57,104 @@ class DeltaTableSource(FileSource):
         version: int | None = None,
         splits: int = 1,
         max_files_per_batch: int = 1_000,
+        max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
         with refused_as_config_errors("give the number of a version, or leave it out"):
             if version is not None:
                 checked_whole("version", version, least=0)
-        folder = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
-        folder = folder.removeprefix("file://")
-        if not os.path.isabs(folder):
-            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        folder = checked_folder(path)
         snapshot = DeltaSnapshot.read(Path(folder), version)
-        schema = T.StructType.fromJson(dict(snapshot.schema_json))
-        for name in snapshot.metadata.get("partitionColumns") or ():
-            kind = schema[name].dataType
-            if not isinstance(kind, _IN_TEXT):
-                raise ConfigError(
-                    f"the Delta table {folder} is partitioned by '{name}', a {kind.simpleString()}",
-                    why="its log does not say in which time zone the values are, or cannot hold them",
-                    what_to_do="read it by Spark and env.from_dataframe",
-                )
+        schema = record_schema(folder, snapshot)
         super().__init__(
             folder,
             ParquetFiles(),
             schema,
             splits=splits,
             max_files_per_batch=max_files_per_batch,
+            max_bytes_per_batch=max_bytes_per_batch,
             rate=rate,
         )
         self._version = version
 
-    def _look(self, known: FileList) -> Sequence[FoundFile]:
+    def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         snapshot = DeltaSnapshot.read(Path(self.path), self._version)
-        found = []
-        for file in snapshot.files.values():
-            stat = os.stat(os.path.join(self.path, file.path))
-            found.append(FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, file.partition))
-        return sorted(found, key=lambda one: (one.modified_ns, one.path))
+        return files_of(snapshot), True
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(path) as content:
-            there = [name for name in schema.names if name in content.schema_arrow.names]
-            for batch in content.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
-                columns = [
-                    batch.column(one.name) if one.name in there else _same(file, one, batch.num_rows)
-                    for one in schema
-                ]
-                yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+        return rows_in(file, path, schema)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""
         return {**super().fingerprint(), "version": self._version}
+
+
+# -- for both sources of Delta tables ------------------------------------------------------------------
+
+
+def checked_folder(path: object) -> str:
+    """Return a table's absolute path, or raise ConfigError."""
+    folder = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
+    folder = folder.removeprefix("file://")
+    if not os.path.isabs(folder):
+        raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+    return folder
+
+
+def record_schema(folder: str, snapshot: DeltaSnapshot) -> T.StructType:
+    """Return the fields of a table's rows; raise ConfigError if its log cannot say values of a partition."""
+    schema = T.StructType.fromJson(dict(snapshot.schema_json))
+    for name in snapshot.metadata.get("partitionColumns") or ():
+        kind = schema[name].dataType
+        if not isinstance(kind, _IN_TEXT):
+            raise ConfigError(
+                f"the Delta table {folder} is partitioned by '{name}', a {kind.simpleString()}",
+                why="its log does not say in which time zone the values are, or cannot hold them",
+                what_to_do="read it by Spark and env.from_dataframe",
+            )
+    return schema
+
+
+def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:
+    """Return the files of a version, the oldest first.
+
+    Parameters
+    ----------
+    more
+        What is said of each beside the values of its partition.
+    """
+    found = [found_file(snapshot.table, file, more or {}) for file in snapshot.files.values()]
+    return sorted(found, key=lambda one: (one.modified_ns, one.path))
+
+
+def found_file(table: Path, file: TableFile, more: Mapping[str, str]) -> FoundFile:
+    """Return a file as a source lists it; raise InputLostError if it is gone."""
+    path = table / file.path
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        raise InputLostError(
+            f"the file {path} of the Delta table is gone",
+            why="VACUUM removed it before the job had come to read it",
+            what_to_do="restore the file, or begin at a newer version in a new job_dir",
+        ) from None
+    return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**file.partition, **more})
+
+
+def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as content:
+        there = [name for name in schema.names if name in content.schema_arrow.names]
+        for batch in content.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
+            columns = [
+                batch.column(one.name) if one.name in there else _same(file, one, batch.num_rows)
+                for one in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:

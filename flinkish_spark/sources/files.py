@@ -14,7 +14,15 @@ from pyspark.sql import types as T
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError, InputLostError
 from flinkish_spark.graph.declared import output_schema
-from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.protocol.limits import (
+    MOST_MS,
+    UNLIMITED,
+    Limit,
+    Unlimited,
+    checked_choice,
+    checked_limit,
+    checked_whole,
+)
 from flinkish_spark.sources.file_formats import InputFormat
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.rates import RateLimit
@@ -60,8 +68,8 @@ class FileSource(SplitSource):
         In how many parts they may be read at the same time; files are dealt to them in turns.
     discover_every_ms
         How often the folder is listed.
-    max_files_per_batch
-        Most files of each split in one micro-batch.
+    max_files_per_batch, max_bytes_per_batch
+        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file.
     rate
         Most records; a micro-batch takes whole files, so at least one. How many records a file has is known
         of Parquet only; others count as much as the limit allows.
@@ -92,6 +100,7 @@ class FileSource(SplitSource):
         splits: int = 1,
         discover_every_ms: int = 1_000,
         max_files_per_batch: int = 1_000,
+        max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -103,7 +112,7 @@ class FileSource(SplitSource):
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         self.schema = output_schema(schema, "a file source")
-        self.format.check(to_arrow_schema(self.schema))
+        self.format.check(to_arrow_schema(self.schema, timezone="UTC"))
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         with refused_as_config_errors("see the documentation of FileSource"):
@@ -111,9 +120,11 @@ class FileSource(SplitSource):
             checked_whole("splits", splits, least=1, most=10_000)
             checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
             checked_whole("max_files_per_batch", max_files_per_batch, least=1)
+            checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
         self.rate = RateLimit() if rate is None else rate
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
+        self._most_bytes = max_bytes_per_batch
         self._list: FileList | None = None
         self._looked_at = float("-inf")
 
@@ -134,12 +145,15 @@ class FileSource(SplitSource):
         """Return up to which file a part can be read."""
         found = self._files()
         most = min(self._count(len(found), split), start + self._most_files)
-        if limit is None or most <= start:
-            return max(most, start)
-        end, taken = start, 0
-        while end < most and taken < limit:
-            rows = found[self._index(split, end)].rows
-            taken += limit if rows is None else rows
+        end, records, size_bytes = start, 0, 0
+        while end < most and (limit is None or records < limit):
+            file = found[self._index(split, end)]
+            size_bytes += file.size
+            # Whole files: a big one is a micro-batch of its own.
+            if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
+                break
+            if limit is not None:
+                records += limit if file.rows is None else file.rows
             end += 1
         return end
 
@@ -160,11 +174,12 @@ class FileSource(SplitSource):
         now = time.monotonic()
         if not self._list.is_closed and now - self._looked_at >= self._every_s:
             self._looked_at = now
-            self._list.add(self._look(self._list.read()), is_last=self.is_bounded)
+            self._list.add(*self._look(self._list.read()))
         return self._list
 
-    def _look(self, known: FileList) -> Sequence[FoundFile]:
-        return known.look(Path(self.path), self._pattern, self.format.rows)
+    def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
+        """Return the files that are not in the list yet, and whether they are the last ones."""
+        return known.look(Path(self.path), self._pattern, self.format.rows), self.is_bounded
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)

@@ -65,6 +65,12 @@ class HybridSource(SplitSource):
                     why=f"part 0 has {parts[0].record_type.simpleString()}",
                     what_to_do="give all parts one schema",
                 )
+            if getattr(part, "decoding", None) is not None:
+                raise ConfigError(
+                    f"part {index} of a hybrid source decodes its records",
+                    why="what a part yields is read as it is, whichever part it is",
+                    what_to_do="leave value= out, and decode in a transform behind the hybrid source",
+                )
             if part.rate != RateLimit():
                 raise ConfigError(
                     f"part {index} of a hybrid source has a limit of its own",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from flinkish_spark.drop_in import FORMAT_NAME, register
-from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS
+from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
@@ -25,6 +23,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
+from flinkish_spark.protocol.limits import UNLIMITED, Unlimited
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SideOutput, SourceStart
@@ -35,10 +34,20 @@ from flinkish_spark.sources.json_records import (
     decoded,
     json_schema,
 )
+from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, checked_start
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
-from flinkish_spark.sources.kafka_reading import KAFKA_COLUMNS, READER_DEFAULTS, RESERVED
+from flinkish_spark.sources.kafka_pace import checked_pace, pace_option
+from flinkish_spark.sources.kafka_places import Partitions, checked_partitions, checked_topics
+from flinkish_spark.sources.kafka_reading import (
+    KAFKA_COLUMNS,
+    READER_DEFAULTS,
+    RESERVED,
+    channel_column,
+    ranges_between,
+    subscription,
+)
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
 if TYPE_CHECKING:
@@ -48,13 +57,6 @@ if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
-
-
-class StartingOffsets(enum.Enum):
-    """Where a job that has no checkpoint yet begins to read."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, init=False)
@@ -73,9 +75,12 @@ class KafkaSource(EndsAtOffsets):
     value
         ``Json("field TYPE, ...")`` or ``Raw()``.
     starting_offsets
-        Where the first start of the job begins; later starts go on from the checkpoint.
+        Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
+        StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
     max_offsets_per_trigger
         Most records per micro-batch; 0 for no limit.
+    max_offsets_per_second
+        On average, up to a second's worth at once; of the Python reader.
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
@@ -92,6 +97,9 @@ class KafkaSource(EndsAtOffsets):
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
+    partitions
+        By topic, those that are read, and no others however many there come to be. None for all, and for
+        those that are added while the job runs.
 
     Notes
     -----
@@ -103,7 +111,7 @@ class KafkaSource(EndsAtOffsets):
     topics: tuple[str, ...]
     group_id: str = ""
     value: Json | Raw = field(default_factory=Raw)
-    starting_offsets: StartingOffsets = StartingOffsets.EARLIEST
+    starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     reader_options: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +119,8 @@ class KafkaSource(EndsAtOffsets):
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
     ending: KafkaEnd | None = None
+    partitions: Partitions = field(default_factory=dict)
+    max_offsets_per_second: float | Unlimited = UNLIMITED
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -120,7 +130,7 @@ class KafkaSource(EndsAtOffsets):
         *,
         group_id: str = "",
         value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
-        starting_offsets: StartingOffsets = StartingOffsets.EARLIEST,
+        starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
@@ -128,19 +138,19 @@ class KafkaSource(EndsAtOffsets):
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
+        partitions: Mapping[str, Sequence[int]] | None = None,
+        max_offsets_per_second: float | Unlimited = UNLIMITED,
     ) -> None:
-        if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
-            raise ConfigError(
-                f"topics is {topics!r}", what_to_do='give a list of topic names: topics=["orders"]'
-            )
+        names = checked_topics(topics)
         if max_offsets_per_trigger < 0:
             raise ConfigError(f"max_offsets_per_trigger is {max_offsets_per_trigger}")
         for name, content in (
             ("bootstrap_servers", bootstrap_servers),
-            ("topics", tuple(dict.fromkeys(topics))),
+            # In an order that the reader of single partitions has, too.
+            ("topics", names if partitions is None else tuple(sorted(names))),
             ("group_id", group_id),
             ("value", value),
-            ("starting_offsets", StartingOffsets(starting_offsets)),
+            ("starting_offsets", checked_start(starting_offsets, group_id)),
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", dict(options or {})),
             ("reader_options", dict(reader_options or {})),
@@ -148,6 +158,8 @@ class KafkaSource(EndsAtOffsets):
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
+            ("partitions", checked_partitions(partitions, names)),
+            ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -162,7 +174,9 @@ class KafkaSource(EndsAtOffsets):
             raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
         if isinstance(value, Json):
             check_names(self.metadata, json_schema(value))
-        kafka_upstream.check_upstream(self.aligned_with, self.reader, self.has_side_outputs)
+        kafka_upstream.check_upstream(
+            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions)
+        )
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -248,17 +262,13 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
-        ends = end.kafka(frozenset(self.topics))
-        if not isinstance(self.value, Json) or not ends:
+        ranges = ranges_between(frozenset(self.topics), start, end)
+        if not isinstance(self.value, Json) or ranges is None:
             return None
-        starts = start.kafka(frozenset(self.topics)) if start is not None else {}
-        earliest = -2
-        wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(subscribe=",".join(self.topics), failOnDataLoss="false")
-        reader = reader.options(startingOffsets=json.dumps(wanted), endingOffsets=json.dumps(ends))
+        reader = reader.options(**subscription(self.topics, self.partitions), failOnDataLoss="false")
         skip = {} if self.reader is Engine.JVM else kafka_upstream.SKIP
-        reader = reader.options(**{"kafka.isolation.level": "read_committed", **skip})
+        reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
@@ -272,37 +282,31 @@ class KafkaSource(EndsAtOffsets):
         frame = self._stream(spark, control_path, {}).load()
         frame = cut_at(frame, self.ends_in(control_path))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
-        return frame.select(*own, self._channel(), F.col("offset").alias(C.SEQUENCE))
+        return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
-        channel = F.when(is_record, self._channel()).otherwise(F.col(C.CHANNEL))
+        channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
 
     def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
-        is_jvm = self.reader is Engine.JVM
         folder = str(Path(control_path).parent) if self._start is None else self._start.folder
-        defaults = READER_DEFAULTS if is_jvm else {FIRST_OFFSETS: folder, **kafka_upstream.SKIP}
+        held = {HELD_PATH: control_path, HELD_SOURCE: self._uid} if self._uid else {}
+        own = {FIRST_OFFSETS: folder, **held, **pace_option(self.max_offsets_per_second)}
+        own = {**own, **kafka_upstream.SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(**{**defaults, **self.reader_options, **more})
-        reader = reader.option("subscribe", ",".join(self.topics))
-        reader = reader.option("startingOffsets", self.starting_at_offsets(self.starting_offsets.value))
+        reader = reader.options(**{**own, **self.reader_options, **more})
+        reader = reader.options(**subscription(self.topics, self.partitions))
+        reader = reader.option("startingOffsets", self.starting_option(control_path))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
         return reader
-
-    def _channel(self) -> Column:
-        channel = F.col("partition").cast("long")
-        if len(self.topics) > 1:
-            index = F.array_position(F.array(*[F.lit(t) for t in self.topics]), F.col("topic")) - 1
-            channel = F.shiftleft(index, 32) + channel
-        return channel.alias(C.CHANNEL)
 
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
@@ -320,6 +324,7 @@ class KafkaSource(EndsAtOffsets):
             missing = [t for t in wanted if t not in found]
             if missing:
                 raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            self.places(admin)  # Raises if one that was named is not there.
             self.check_end(admin)
         kafka_upstream.check_policies(self.aligned_with, self.connection, self.topics)
 
@@ -333,6 +338,10 @@ class KafkaSource(EndsAtOffsets):
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
         checks = InputChecks(self._watch_admin, self.topics)
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse where the reader cannot hold back single partitions."""
+        kafka_upstream.check_alignable(self.aligned_with, self.reader, uid)
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         """Refuse topics that give up records before a replay would have read them again."""

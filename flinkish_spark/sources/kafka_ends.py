@@ -20,6 +20,7 @@ from flinkish_spark.arguments import instance_of, refused_as_config_errors, unus
 from flinkish_spark.errors import ConfigError, JobDirError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin
+from flinkish_spark.kafka.answers import Place
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.sources.kafka_starts import StartsAtOffsets
 from flinkish_spark.store import LocalStore
@@ -38,7 +39,7 @@ class KafkaEnd(ABC):
     """Says where each partition ends; one of the classes below."""
 
     @abstractmethod
-    def offsets(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the first offset of each partition that is not read. Called at the first start."""
 
     @abstractmethod
@@ -50,9 +51,9 @@ class KafkaEnd(ABC):
 class EndAtLatest(KafkaEnd):
     """Reads what there is when the job starts for the first time."""
 
-    def offsets(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return where the partitions end now, for readers of committed records."""
-        return admin.end_offsets(_places(admin, topics))
+        return admin.end_offsets(places)
 
     def to_json(self) -> dict[str, Any]:
         """Return what tells it from others."""
@@ -77,9 +78,8 @@ class EndAtTimestamp(KafkaEnd):
         with refused_as_config_errors("give milliseconds since 1970"):
             checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
-    def offsets(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets of those records."""
-        places = _places(admin, topics)
         found, latest = admin.offsets_at(dict.fromkeys(places, self.timestamp_ms)), admin.end_offsets(places)
         # None: no record is as late yet.
         return {place: latest[place] if at is None else at for place, at in found.items()}
@@ -118,12 +118,12 @@ class EndAtOffsets(KafkaEnd):
                     checked_whole("a partition", partition, least=0)
                     checked_whole(f"the end of {topic}-{partition}", offset, least=0)
 
-    def offsets(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets, if they are those of all partitions."""
         given = {
             (topic, partition): at for topic, ends in self.ends.items() for partition, at in ends.items()
         }
-        different = sorted(set(given) ^ set(_places(admin, topics)))
+        different = sorted(set(given) ^ set(places))
         if different:
             topic, partition = different[0]
             raise ConfigError(
@@ -137,12 +137,6 @@ class EndAtOffsets(KafkaEnd):
         """Return what tells it from others."""
         offsets = {t: {str(p): at for p, at in sorted(ends.items())} for t, ends in sorted(self.ends.items())}
         return {"end": "offsets", "offsets": offsets}
-
-
-def _places(admin: KafkaAdmin, topics: Sequence[str]) -> list[tuple[str, int]]:
-    return [
-        (name, p) for name, found in sorted(admin.topics(topics).items()) for p in range(found.partitions)
-    ]
 
 
 class EndsAtOffsets(StartsAtOffsets):
@@ -180,7 +174,7 @@ class EndsAtOffsets(StartsAtOffsets):
     def check_end(self, admin: KafkaAdmin) -> None:
         """Raise ConfigError if the end does not fit the topics. Called before anything starts."""
         if self.ending is not None:
-            self.ending.offsets(admin, self.topics)
+            self.ending.offsets(admin, self.places(admin))
 
     def fix_end(self, admin: KafkaAdmin, job_dir: JobDir) -> None:
         """Record the end at the first start. Called before each start of the query.
@@ -196,7 +190,7 @@ class EndsAtOffsets(StartsAtOffsets):
         recorded = job_dir.recorded(name)
         if recorded is None:
             offsets: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
-            for (topic, partition), offset in self.ending.offsets(admin, self.topics).items():
+            for (topic, partition), offset in self.ending.offsets(admin, self.places(admin)).items():
                 offsets[topic][str(partition)] = offset
             recorded = job_dir.recorded_once(name, {"ending": wanted, "offsets": offsets})
         if recorded["ending"] != wanted:

@@ -1,4 +1,4 @@
-"""Kafka as a source of splits: what can stand behind history in a hybrid source.
+"""Kafka as a source of splits: topics by a pattern, and what can stand behind history in a hybrid source.
 
 A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
 JAR, and come as they are: decoding is left to a transform, the same for history and for what is live.
@@ -6,33 +6,50 @@ JAR, and come as they are: decoding is left to a transform, the same for history
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import SystemClock
-from flinkish_spark.errors import ConfigError, InputLostError
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.formats import Json
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, Isolation, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka._pace import seen_to_stay
 from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.kafka.answers import Place
-from flinkish_spark.kafka.positions import Positions
+from flinkish_spark.kafka.positions import Positions, TopicPattern
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.kafka_beginnings import (
+    KafkaStart,
+    StartingOffsets,
+    checked_start,
+    start_offsets,
+)
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_decoding import Decoding
+from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
+from flinkish_spark.sources.kafka_places import Wanted, places_in
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_positions import Offset, SplitPosition, logged_positions
 from flinkish_spark.sources.splits import SplitSource
+from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.scans import Position
@@ -53,20 +70,35 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
 
 
 class KafkaRecordsSource(SplitSource):
-    """Reads Kafka topics as one part of a :class:`~flinkish_spark.sources.hybrid.HybridSource`.
+    """Reads Kafka topics that match a pattern, or is a part of a hybrid source.
 
-    Alone, take a :class:`~flinkish_spark.sources.kafka.KafkaSource`: it decodes, and reads through the JVM.
+    For topics that are named take a :class:`~flinkish_spark.sources.kafka.KafkaSource`, which may read
+    through the JVM. Partitions, and topics that match, are found within 5 s of being made, and are read
+    from their first record; one that is deleted fails the job.
 
     Parameters
     ----------
-    bootstrap_servers, topics, group_id, options
+    bootstrap_servers, group_id, options, partitions
         As for a KafkaSource.
+    topics
+        Names of topics; without them, a pattern.
+    pattern
+        A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
+        come later.
     schema
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
-        timestamp.
+        timestamp. Left out where `value` says what the fields are.
+    value, metadata
+        ``Json("field TYPE, ...")``, which fails on bad records or drops them, and columns beside its
+        fields, as for a KafkaSource. Not in a hybrid source. Without it records come as they are.
+    starting_offsets
+        As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
+        in front of it.
     starting_at_ms
-        Begins each partition at its first record that is at least as late, in milliseconds since 1970; where
-        there is none yet, with what comes. 0 for everything that is there.
+        Begins each partition, also one that comes later, at its first record that is at least as late, in
+        milliseconds since 1970; where there is none yet, with what comes. 0 for everything that is there.
+    ending
+        As for a KafkaSource, fixed when the source begins to be read.
     rate
         Most records, which are counted by offsets.
 
@@ -83,26 +115,34 @@ class KafkaRecordsSource(SplitSource):
     """
 
     kind = "kafka-records"
+    #: The column with the records' times, and the field that is read for it alone.
+    _own_time: str = ""
+    _added: str = ""
 
     def __init__(
         self,
         bootstrap_servers: str,
-        topics: Sequence[str],
+        topics: Sequence[str] = (),
         *,
+        pattern: str = "",
+        partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
+        value: Json | None = None,
+        metadata: Sequence[str] = (),
+        starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
+        ending: KafkaEnd | None = None,
         group_id: str = "",
         options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        if isinstance(topics, str) or not topics or not all(isinstance(t, str) and t for t in topics):
-            raise ConfigError(f"topics is {topics!r}", what_to_do='give a list of names: ["orders"]')
         with refused_as_config_errors("give milliseconds since 1970"):
             checked_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
         self.connection = KafkaConnection(bootstrap_servers, dict(options or {}))
-        # Not `topics`: by these the planner would take channels for partitions.
-        self._topics = tuple(dict.fromkeys(topics))
-        self.schema: T.StructType = output_schema(schema, "a source of Kafka records")
+        self._wanted = Wanted.of(topics, pattern, partitions)
+        self.decoding = Decoding.of(value, metadata)
+        wanted = schema if self.decoding is None else self.decoding.needed
+        self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
         for field in self.schema:
             if field.dataType not in _FIELDS.get(field.name, ()):
                 raise ConfigError(
@@ -111,12 +151,19 @@ class KafkaRecordsSource(SplitSource):
                 )
         self.group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
         self.rate = RateLimit() if rate is None else rate
-        self._from_ms = starting_at_ms
+        self._from_ms, self._begin = starting_at_ms, checked_start(starting_offsets, self.group_id)
+        if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
+            raise ConfigError(
+                "starting_at_ms and starting_offsets are set for one source",
+                what_to_do="leave one of them out",
+            )
+        self._ending = checked_end(ending, None)
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_positions", "_admin")}
+        own = ("_positions", "_admin", "_starts", "_ends")
+        kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "_partitions": [], "_looked_at": float("-inf")}
 
     @cached_property
@@ -127,31 +174,30 @@ class KafkaRecordsSource(SplitSource):
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether it was given an end."""
+        return self._ending is not None
+
     # -- between micro-batches ------------------------------------------------------------------
     def splits(self) -> Sequence[str]:
         """Return the partitions."""
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
-            found = seen_to_stay(
-                lambda: self._positions.topics(self._topics), lambda one: len(one) < len(self._topics), _CLOCK
-            )
-            missing = [topic for topic in self._topics if topic not in found]
-            if missing:
-                raise InputLostError(
-                    f"the input topic '{missing[0]}' was deleted",
-                    why="the job has not read all of it, or cannot know that it has",
-                    what_to_do="restore the topic, or start a new job with a new job_dir",
-                )
-            self._partitions = [_split(place) for place in Positions.places(found)]
+            places, ends = self._wanted.places(self._positions, _CLOCK), self._ends
+            self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
             self._looked_at = time.monotonic()
         return self._partitions
 
     def first(self, split: str) -> int:
         """Return where a partition begins to be read."""
         place = _place(split)
-        if not self._from_ms:
-            return self._positions.earliest([place])[place]
-        at = self._positions.at_timestamps({place: self._from_ms}, _COMMITTED)[place]
-        return self._positions.latest([place], _COMMITTED)[place] if at is None else at
+        if self._from_ms:
+            at = self._positions.at_timestamps({place: self._from_ms}, _COMMITTED)[place]
+            return self._positions.latest([place], _COMMITTED)[place] if at is None else at
+        # What comes later than the source, or than the savepoint that it goes on from, is read whole.
+        is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
+        at = self._starts.get(split) if is_first else None
+        return self._positions.earliest([place])[place] if at is None else at
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return the end of a partition for readers of committed records."""
@@ -160,12 +206,46 @@ class KafkaRecordsSource(SplitSource):
         end = seen_to_stay(
             lambda: self._positions.latest([place], _COMMITTED)[place], lambda at: at < start, _CLOCK
         )
+        last = self.end(split)
+        end = end if last is None else max(start, min(end, last))
         return end if limit is None else min(end, start + limit)
 
+    def end(self, split: str) -> int | None:
+        """Return where a partition ends, if the source does."""
+        return None if self._ends is None else self._ends[split]
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        return self._fixed("starts", lambda places: start_offsets(self._begin, self._admin, places))
+
+    @cached_property
+    def _ends(self) -> dict[str, int] | None:
+        ending = self._ending
+        if ending is None:
+            return None
+        name = hashlib.sha256(json.dumps(ending.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return self._fixed(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
+
+    def _fixed(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
+        """Return offsets by split as they were found at the first call in the life of the job."""
+        if not self._fs_folder:
+            return {_split(place): at for place, at in self._asked(ask).items()}
+        store = LocalStore(self.job_folder)
+        objects, kind = SealedObjects(store, str(store.root)), "kafka-offsets"
+        if objects.optional(f"{name}.json", kind, dict) is None:
+            found = {_split(place): at for place, at in self._asked(ask).items()}
+            store.create_if_absent(f"{name}.json", seal(kind, {"offsets": found}))
+        offsets: dict[str, int] = objects.read(f"{name}.json", kind, dict)["offsets"]
+        return offsets
+
+    def _asked(self, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[Place, int]:
+        return ask(self._wanted.places(self._positions, _CLOCK))
+
     def close(self) -> None:
-        """Close the connection."""
-        if "_positions" in self.__dict__:
-            self.__dict__.pop("_positions").close()
+        """Close the connections."""
+        for name in ("_positions", "_admin"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
 
     # -- in a task ------------------------------------------------------------------------------
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -176,39 +256,81 @@ class KafkaRecordsSource(SplitSource):
         topic, partition = _place(split)
         reader = RangeReader(self.connection, ReaderSettings())
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
-            yield batch.select(self.schema.names)
+            yield batch.select(self.record_type.names)
 
     # -- on the driver --------------------------------------------------------------------------
+    def with_own_time(self) -> Self:
+        """Return this source with the timestamp of Kafka's records."""
+        timed = self._with("_own_time", C.TIME)
+        return timed if "timestamp" in self.schema.names else timed._with("_added", "timestamp")
+
+    @property
+    def record_type(self) -> T.StructType:
+        """The fields, and the timestamp if only the time of a record is asked for."""
+        added = [T.StructField(self._added, T.TimestampType())] if self._added else []
+        return T.StructType([*self.schema, *added])
+
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the stream, with the records' times where they are asked for."""
+        frame = super().load(spark, control_path)
+        if self._own_time:
+            frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
+        if self.decoding is not None:
+            # Two scans that begin at different places count apart what they drop.
+            label = "" if self._fs_start is None else f"_{self._fs_start.label}"
+            return self.decoding.applied(frame, f"{self._fs_uid}{label}")
+        return frame.drop(self._added) if self._added else frame
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether the policy for bad records is to drop them."""
+        return self.decoding is not None and self.decoding.drops_records
+
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse brokers that do not answer, and topics that do not exist."""
+        """Refuse brokers that do not answer, and topics and partitions that do not exist."""
         super().preflight(spark, job_dir, uid)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(self._topics)
-        missing = [topic for topic in self._topics if topic not in found]
+            found = admin.topics(self._wanted.topics)
+            places_in(admin, self._wanted.topics, self._wanted.partitions)
+        missing = [topic for topic in self._wanted.topics if topic not in found]
         if missing:
             raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         """Refuse topics that give up records before a replay would have read them again."""
-        check_topic_retention(self.connection, self._topics, uid, needed_ms)
+        check_topic_retention(self.connection, self._topics_now(), uid, needed_ms)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""
         scans = [] if position is None else logged_positions(position, uid)
         logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
-        checks = InputChecks(self._admin, self._topics)
+        checks = InputChecks(self._admin, self._topics_in(logged))
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, logged) or checks.gone(uid, logged))
 
     def check_start(self, uid: str, position: Position) -> None:
         """Compare a savepoint's offsets with what the topics still hold."""
         logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
-        checks = InputChecks(self._admin, self._topics)
+        checks = InputChecks(self._admin, self._topics_in(logged))
         raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the ids of the topics as the job recorded them at its first start."""
-        facts = {name: job_dir.recorded(name) for name in (f"topic-{uid}-{topic}" for topic in self._topics)}
+        """Return the ids of the topics as the job recorded them when it first met each."""
+        facts = {name: job_dir.recorded(name) for name in (f"topic-{uid}-{t}" for t in self._topics_now())}
         return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def _topics_now(self) -> Sequence[str]:
+        if not self._wanted.pattern:
+            return self._wanted.topics
+        # A connection belongs to one thread, and this is called by several.
+        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
+            return sorted(brokers.matching(TopicPattern(self._wanted.pattern)))
+
+    def _topics_in(self, logged: LoggedOffsets | None) -> Sequence[str]:
+        """Return the topics that are named; of a pattern, those that match or were read."""
+        if not self._wanted.pattern:
+            return self._wanted.topics
+        begun = {topic for scan in logged.sources for topic in scan} if logged is not None else set()
+        return sorted(begun | set(self._topics_now()))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""

@@ -1,21 +1,28 @@
-"""The part of a Kafka source that has to do with savepoints: beginning at offsets that are given."""
+"""The part of a Kafka source that has to do with its beginning: at a savepoint, or at the first start."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.channels import channel_of
 from flinkish_spark.protocol.scans import offsets_in
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import Source, SourceStart
+from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, start_offsets
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_metadata import OWN_TIME
+from flinkish_spark.sources.kafka_places import NO_CONTROL, Partitions, by_topic, places_in
+from flinkish_spark.store import LocalStore
 
 if TYPE_CHECKING:
-    from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.scans import Position
 
 #: Spark's number for "the first offset there is".
@@ -27,12 +34,23 @@ class StartsAtOffsets(Source):
 
     kind = "kafka"
     metadata: tuple[str, ...] = ()
+    #: By topic; empty for all.
+    partitions: Partitions = {}  # noqa: RUF012 - never changed
+    starting_offsets: StartingOffsets | KafkaStart
     _start: SourceStart | None
+    #: Under which its job knows it.
+    _uid: str = ""
 
     @property
     def connection(self) -> KafkaConnection:
         """Return how the brokers are reached."""
         raise NotImplementedError
+
+    def bound(self, uid: str) -> Self:
+        """Return this source under its uid."""
+        known = copy(self)
+        known.__dict__["_uid"] = uid
+        return known
 
     @property
     def is_positionable(self) -> bool:
@@ -60,29 +78,49 @@ class StartsAtOffsets(Source):
 
     def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
         """Return the channels of partitions by topic."""
-        if len(self.topics) == 1:
-            return frozenset(partitions.get(self.topics[0], ()))
         return frozenset(
-            (index << 32) + partition
-            for index, topic in enumerate(self.topics)
+            channel_of(self.topics, topic, partition)
+            for topic in self.topics
             for partition in partitions.get(topic, ())
         )
 
-    def starting_at_offsets(self, otherwise: str) -> str:
+    def places(self, admin: KafkaAdmin) -> list[Place]:
+        """Return the partitions that are read now; see :func:`~.kafka_places.places_in`."""
+        return places_in(admin, self.topics, self.partitions)
+
+    def starting_option(self, control_path: str) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named.
 
-        Partitions and topics that the position does not know were added since, and are read whole.
+        Partitions and topics that are not in what is known were added since, and are read whole.
         """
-        if self._start is None:
-            return otherwise
+        known = self._known_offsets(control_path)
+        if isinstance(known, StartingOffsets):
+            return known.value
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(self.topics)
-        known = offsets_in(self._start.position)
-        wanted = {
-            topic: {str(p): known.get(topic, {}).get(str(p), _EARLIEST) for p in range(there.partitions)}
-            for topic, there in found.items()
-        }
-        return json.dumps(wanted)
+            places = self.places(admin)
+        return json.dumps(by_topic({(t, p): known.get(t, {}).get(str(p), _EARLIEST) for t, p in places}))
+
+    def _known_offsets(self, control_path: str) -> StartingOffsets | Mapping[str, Mapping[str, int]]:
+        if self._start is not None:
+            return offsets_in(self._start.position)
+        if isinstance(self.starting_offsets, StartingOffsets):
+            return self.starting_offsets
+        path, name = Path(control_path), _fact(self.topics)
+        if path.name == NO_CONTROL:
+            return self._asked_offsets()
+        job_dir = JobDir(LocalStore(path.parent.parent))
+        if job_dir.known_uuid() is None:
+            # A plan that is only looked at, before the first start.
+            return StartingOffsets.EARLIEST
+        recorded = job_dir.recorded(name)
+        if recorded is None:
+            recorded = job_dir.recorded_once(name, {"offsets": self._asked_offsets()})
+        offsets: Mapping[str, Mapping[str, int]] = recorded["offsets"]
+        return offsets
+
+    def _asked_offsets(self) -> dict[str, dict[str, int]]:
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            return by_topic(start_offsets(self.starting_offsets, admin, self.places(admin)))
 
     def check_start(self, uid: str, position: Position) -> None:
         """Compare a savepoint's offsets with what the topics still hold."""
@@ -96,3 +134,8 @@ class StartsAtOffsets(Source):
         names = [f"topic-{uid}-{topic}" for topic in self.topics]
         facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _fact(topics: Sequence[str]) -> str:
+    # No two sources of a job read one topic.
+    return f"kafka-start-{hashlib.sha256(repr(tuple(topics)).encode()).hexdigest()[:16]}"

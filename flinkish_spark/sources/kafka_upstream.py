@@ -15,6 +15,7 @@ from flinkish_spark.kafka.barrier_writer import is_compacted
 from flinkish_spark.kafka.options import KafkaConnection
 from flinkish_spark.kafka.wire_pool import WIRES, WirePool
 from flinkish_spark.protocol.gate_values import AlignmentMode
+from flinkish_spark.sources.kafka_places import NO_CONTROL
 
 if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 #: Barrier records are no records of the stream, also of a job that does not follow them.
 SKIP = {names.BARRIER_RECORDS: "skip"}
-#: The control file of a plan that belongs to no job (`graph/planner.py`).
-_NO_CONTROL = "no-control"
 
 
-def check_upstream(upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool) -> None:
+def check_upstream(
+    upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool, has_partitions: bool
+) -> None:
     """Refuse settings of a source that cannot be aligned; called when the source is made."""
     if upstream is None:
         return
@@ -36,6 +37,12 @@ def check_upstream(upstream: UpstreamJob | None, reader: Engine, has_side_output
             why="Spark's own Kafka source cannot stop at a barrier record",
             what_to_do='add reader="python"',
         )
+    if has_partitions:
+        raise ConfigError(
+            "aligned_with and partitions are set for one source",
+            why="a cut of the upstream job has a barrier in every partition of its topics",
+            what_to_do="leave out partitions or aligned_with",
+        )
     if has_side_outputs:
         raise ConfigError(
             "aligned_with and a dead-letter topic are set for one source",
@@ -44,9 +51,28 @@ def check_upstream(upstream: UpstreamJob | None, reader: Engine, has_side_output
         )
 
 
+def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> None:
+    """Refuse to hold back partitions of a source whose reader cannot; called before anything starts."""
+    if reader is not Engine.PYTHON:
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own Kafka source cannot hold back a partition that is ahead",
+            what_to_do='read it with KafkaSource(..., reader="python"), or leave '
+            "with_watermark_alignment() out and set max_offsets_per_trigger",
+            uid=uid,
+        )
+    if upstream is not None:
+        raise GraphError(
+            f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
+            why="a partition that is held back would never come to the barrier for which the others wait",
+            what_to_do="leave out with_watermark_alignment() or aligned_with",
+            uid=uid,
+        )
+
+
 def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
     """Refuse a plan in which other sources decide where barriers are; called by the planner."""
-    if upstream is not None and Path(control_path).name != _NO_CONTROL:
+    if upstream is not None and Path(control_path).name != NO_CONTROL:
         raise GraphError(
             "a source with aligned_with is not the only source of its job",
             why="each source would draw a checkpoint at a place of its own, and no cut would be one",

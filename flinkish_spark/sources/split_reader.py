@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
 from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
@@ -58,10 +59,12 @@ class SplitStreamReader(DataSourceStreamReader):
     folder
         Where the beginnings of splits are kept: the job's, or of a lineage that begins at a savepoint.
         Empty for a stream outside of a job.
+    control_path
+        Beside which it is told what to hold back; empty as well.
     """
 
-    def __init__(self, source: SplitSource, folder: str) -> None:
-        self._source, self._folder = source, folder
+    def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
+        self._source, self._folder, self._control_path = source, folder, control_path
         self._pace = Pace(source.rate, time.monotonic())
         self._turn, self._asked_at = 0, float("-inf")
 
@@ -89,7 +92,9 @@ class SplitStreamReader(DataSourceStreamReader):
         found = self._ask("splits", lambda: self._source.splits_from(position))
         names = checked_splits(self._uid, found, position)
         known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
-        wanting = [name for name in known.offsets if not self._is_at_end(name, known.offsets[name])]
+        held = read_held(self._control_path, self._uid)
+        free = [name for name, number in known.numbers().items() if not held.holds(number)]
+        wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
         ends = self._latest(known, wanting)
         end = known.moved_to(ends)
         is_ended = self._ask("end", lambda: self._source.is_at_end(end))
@@ -230,6 +235,7 @@ class SplitDataSource(DataSource):
     _format: str
     _source: SplitSource
     _folder: str
+    _control_path: str
 
     @classmethod
     def name(cls) -> str:
@@ -242,14 +248,19 @@ class SplitDataSource(DataSource):
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """Return the reader."""
-        return SplitStreamReader(self._source, self._folder)
+        return SplitStreamReader(self._source, self._folder, self._control_path)
 
 
-def data_source_of(source: SplitSource, folder: str) -> type[SplitDataSource]:
-    """Return the class that Spark is given for a source.
+def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
+    """Return the class that Spark is given for a source; see :class:`SplitStreamReader`.
 
     The source travels in it, and not in an option: options are part of plans that people look at.
     """
-    own = {"_format": source._fs_format, "_source": source, "_folder": folder}
+    own = {
+        "_format": source._fs_format,
+        "_source": source,
+        "_folder": folder,
+        "_control_path": control_path,
+    }
     # Not importable, so that it is sent with what is in it.
     return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

@@ -254,6 +254,9 @@ class SplitSource(Source):
         """Whether it can begin anywhere."""
         return True
 
+    def check_alignable(self, uid: str) -> None:
+        """Do nothing: its reader holds back single splits."""
+
     def starting_at(self, start: SourceStart) -> Self:
         """Return this source with another beginning."""
         return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
@@ -266,7 +269,8 @@ class SplitSource(Source):
         job_root = Path(control_path).parents[1]
         # A stream outside of a job has no job directory.
         own = self._with("_fs_folder", str(_own_folder(job_root, self._fs_uid)) if job_root.name else "")
-        source = data_source_of(own, folder if job_root.name else "")
+        is_in_job = bool(job_root.name)
+        source = data_source_of(own, folder if is_in_job else "", control_path if is_in_job else "")
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from collections import Counter
@@ -100,14 +101,18 @@ def test_the_rows_and_the_changes_of_a_delta_table_up_to_a_version(spark, tmp_pa
         .drop("_commit_timestamp")
         .collect(),
     }
+    wanted["by-log"] = wanted["feed"]
     sinks = {name: MemorySink(f"{tmp_path}-{name}") for name in wanted}
 
     def job():
         env = environment(spark, tmp_path / "job")
         feed = DeltaSource(path, DeltaChanges.FEED, starting_version=0, ending_version=newest)
         env.from_source(DeltaTableSource(path), uid="rows").sink_to(sinks["rows"], uid="rows-out")
-        changes = env.from_source(feed, uid="feed").transform(lambda frame: frame.drop("_commit_timestamp"))
-        changes.sink_to(sinks["feed"], uid="feed-out")
+        by_log = dataclasses.replace(feed, reader="python")
+        for uid, source in (("feed", feed), ("by-log", by_log)):
+            changes = env.from_source(source, uid=uid)
+            changes = changes.transform(lambda frame: frame.drop("_commit_timestamp"))
+            changes.sink_to(sinks[uid], uid=f"{uid}-out")
         return env
 
     for _ in range(2):

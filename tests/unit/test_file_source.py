@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import os
 
@@ -236,3 +237,12 @@ def test_what_cannot_be_is_refused(make, tmp_path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
         reader_of(texts(tmp_path / "nothing"), tmp_path)
+
+
+def test_times_are_read_from_every_format(tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    pq.write_table(pa.table({"at": pa.array([at])}), tmp_path / "in" / "a.parquet")
+    reader = reader_of(FileSource(str(tmp_path / "in"), ParquetFiles(), "at TIMESTAMP"), tmp_path)
+    assert step(reader, reader.initialOffset())[1] == [(at, 0, 0)]
+    FileSource(str(tmp_path / "in"), CsvFiles(), "at TIMESTAMP")

@@ -66,7 +66,7 @@ def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
 
 
 def test_a_partition_without_so_late_a_record_ends_where_it_is() -> None:
-    assert EndAtTimestamp(100).offsets(Brokers(9, 2), ["in"]) == {("in", 0): 5, ("in", 1): 2}
+    assert EndAtTimestamp(100).offsets(Brokers(9, 2), [("in", 0), ("in", 1)]) == {("in", 0): 5, ("in", 1): 2}
 
 
 def test_a_job_keeps_the_end_that_it_began_with(tmp_path) -> None:

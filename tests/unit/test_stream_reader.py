@@ -245,3 +245,34 @@ def test_time_travels_in_the_offset_and_calls_are_a_piece_of_their_own(tmp_path:
     assert later == {**end, "flinkish:checkpoint": 3}
     assert [type(piece) for piece in source.partitions(end, later)] == [KafkaPiece]
     assert source.latestOffset(later, ALL) == later
+
+
+def test_so_many_offsets_a_second_and_no_flood_behind_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("flinkish_spark.drop_in.stream_reader.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flinkish_spark.drop_in.stream_reader.time.sleep", lambda s: None)
+    log = Log(a=1_000)
+    paced = reader(log, **{"flinkish.max.offsets.per.second": "10"})
+    at = paced.latestOffset(paced.initialOffset(), ALL)
+    assert paced.latestOffset(at, ALL) == at == {"a": {"0": 0}}
+    read = []
+    for seconds in (0.5, 0.25, 0.01, 60, 0.15):
+        clock[0] += seconds
+        end = paced.latestOffset(at, ALL)
+        read.append(end["a"]["0"] - at["a"]["0"])
+        at = end
+    assert read == [5, 2, 0, 10, 1]
+    assert reader(log).latestOffset(at, ALL) == {"a": {"0": 1_000}}
+
+
+def test_a_partition_is_not_left_behind_by_a_small_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("flinkish_spark.drop_in.stream_reader.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flinkish_spark.drop_in.stream_reader.time.sleep", lambda s: None)
+    log = Log(a=50, b=2)
+    paced = reader(log, subscribe="a,b", **{"flinkish.max.offsets.per.second": "1"})
+    at = paced.latestOffset(paced.initialOffset(), ALL)
+    for _ in range(120):
+        clock[0] += 1
+        at = paced.latestOffset(at, ALL)
+    assert at == {"a": {"0": 50}, "b": {"0": 2}}

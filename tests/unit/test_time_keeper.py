@@ -15,11 +15,13 @@ from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.control_offset import ControlOffset
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_facts import AssignerRules, BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.time_facts import Alignment, AssignerRules, BoundedOutOfOrderness, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
+from flinkish_spark.protocol.watermark_alignment import NONE_HELD
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.control_source import ControlFile, ControlReader
+from flinkish_spark.runtime.held_channels import held_path, read_held
 from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
 from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.sources.base import Source
@@ -442,3 +444,34 @@ def test_of_a_scan_that_has_no_offset_yet_nothing_is_known(tmp_path: Path) -> No
     query.store.put(f"spark/1/{OFFSETS}/0", text.encode())
     query.stage()
     assert query.keeper.behind(BatchId(0)) is None
+
+
+# -- alignment -------------------------------------------------------------------------------------------
+
+
+def test_sources_are_told_what_is_ahead_before_the_next_micro_batch_and_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    aligned = AssignerRules(BoundedOutOfOrderness(0), alignment=Alignment("g", 1_000))
+    query = Query(tmp_path, plan(aligned))
+    query.channels = [0, 1]
+    assert read_held(str(query.control.path), "orders") == NONE_HELD
+    query.run(seen(60_000, channel=0), seen(10_000, channel=1))
+    assert read_held(str(query.control.path), "orders").channels == frozenset({0})
+    # By another process, which begins with what was stored; of the old one's file nothing is left.
+    old = query.control.path
+    query.start(kept=query.staged)
+    assert not held_path(old).exists() and query.control.path != old
+    assert read_held(str(query.control.path), "orders").channels == frozenset({0})
+    query.run(seen(59_500, channel=1))
+    assert not held_path(query.control.path).exists()
+
+
+def test_a_channel_that_ends_lets_the_others_go_on(tmp_path: Path) -> None:
+    aligned = AssignerRules(BoundedOutOfOrderness(0), alignment=Alignment("g", 1_000))
+    query = Query(tmp_path, plan(aligned))
+    query.channels = [0, 1]
+    query.run(seen(60_000, channel=0), seen(10_000, channel=1))
+    query.channels = [0]
+    query.run()
+    assert read_held(str(query.control.path), "orders") == NONE_HELD

@@ -22,7 +22,9 @@ from flinkish_spark.graph.stream_graph import (
 from flinkish_spark.graph.times import plan_times
 from flinkish_spark.protocol.time_facts import BoundedOutOfOrderness, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
-from flinkish_spark.runtime.preflight import _check_alignment
+from flinkish_spark.runtime.preflight import check_alignment
+from flinkish_spark.sources import CollectionSource
+from flinkish_spark.sources.base import Source
 from tests.unit.test_time_keeper import Input
 
 FIRST = WatermarkStrategy.for_bounded_out_of_orderness(5).with_idleness(60_000)
@@ -46,18 +48,19 @@ class Program:
 
     def __init__(self) -> None:
         self.graph = StreamGraph()
+        self.environment: Any = Environment(self.graph)
 
-    def source(self, uid: str) -> DataStream:
-        node = SourceNode(uid, Input())
+    def source(self, uid: str, source: Source | None = None) -> DataStream:
+        node = SourceNode(uid, source or Input())
         self.graph.sources.append(node)
-        return DataStream(Environment(self.graph), node)  # type: ignore[arg-type]
+        return DataStream(self.environment, node)
 
     def keyed(self, stream: DataStream, uid: str) -> DataStream:
         function: Any = None
         entries = (KeyedEntry(stream._node, ("user",)),)
         node = KeyedNode(uid, entries, function, T.StructType([]), 128)
         self.graph.operators.append(node)
-        return DataStream(Environment(self.graph), node)  # type: ignore[arg-type]
+        return DataStream(self.environment, node)
 
     def sink(self, stream: DataStream, uid: str) -> None:
         sink: Any = None
@@ -150,10 +153,43 @@ def test_a_function_that_cannot_travel_is_refused(program: Program) -> None:
         )
 
 
-def test_alignment_is_refused_before_anything_starts(program: Program) -> None:
-    program.source("orders").assign_timestamps_and_watermarks(FIRST)
-    _check_alignment(program.graph)
-    aligned = FIRST.with_watermark_alignment("shop", 1_000)
-    program.source("clicks").assign_timestamps_and_watermarks(aligned)
+# -- alignment -----------------------------------------------------------------------------------------
+
+ALIGNED = FIRST.with_watermark_alignment("shop", 1_000)
+
+
+def test_what_spark_reads_cannot_be_aligned(program: Program) -> None:
+    plain = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    program.sink(program.keyed(plain, "sums"), "out")
+    check_alignment(program.graph, program.plan())
+    aligned = program.source("clicks").assign_timestamps_and_watermarks(ALIGNED)
+    program.sink(program.keyed(aligned, "counts"), "counted")
     with pytest.raises(GraphError, match="'clicks' cannot be aligned"):
-        _check_alignment(program.graph)
+        check_alignment(program.graph, program.plan())
+
+
+def test_sources_of_splits_can_be_aligned_where_somebody_asks_for_times(program: Program) -> None:
+    split = CollectionSource([(1,)], "n LONG")
+    orders = program.source("orders", split).assign_timestamps_and_watermarks(ALIGNED)
+    program.sink(orders, "raw")
+    with pytest.raises(GraphError, match="'orders' is aligned with the group 'shop', and has no watermarks"):
+        check_alignment(program.graph, program.plan())
+    program.sink(program.keyed(orders, "sums"), "out")
+    check_alignment(program.graph, program.plan())
+
+
+def test_a_union_is_aligned_with_all_of_its_sources(program: Program) -> None:
+    split = CollectionSource([(1,)], "n LONG")
+    both = program.source("orders", split).union(program.source("clicks"))
+    program.sink(program.keyed(both.assign_timestamps_and_watermarks(ALIGNED), "sums"), "out")
+    with pytest.raises(GraphError, match="'clicks' cannot be aligned"):
+        check_alignment(program.graph, program.plan())
+
+
+def test_a_source_is_in_one_group(program: Program) -> None:
+    orders = program.source("orders", CollectionSource([(1,)], "n LONG"))
+    for number, group in enumerate(["shop", "web"]):
+        timed = orders.assign_timestamps_and_watermarks(FIRST.with_watermark_alignment(group, 1_000))
+        program.sink(program.keyed(timed, f"sums-{number}"), f"out-{number}")
+    with pytest.raises(GraphError, match="aligned with the groups 'shop' and 'web'"):
+        check_alignment(program.graph, program.plan())

@@ -1,0 +1,132 @@
+"""Watermark alignment over sources: what of which source is held back until others have caught up.
+
+Which assigner's channel is ahead of its group says :func:`~flinkish_spark.protocol.watermarks.to_hold_back`.
+A source may be read by several chains of a plan, each with an assigner of its own, and all of its scans hear
+the same: it is held back only where every one of them is ahead. So the slowest of a group is never held
+back, whoever else reads it.
+
+Advice, and nothing else: what a micro-batch has read is what its offsets say. A source that hears it late
+reads further than it should, and a channel that is held back brings the same records later.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.json_values import object_of
+from flinkish_spark.protocol.time_facts import whole_numbers
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan
+from flinkish_spark.protocol.watermarks import EventTime, to_hold_back
+
+
+class Channels(enum.Enum):
+    """Stands for channels that need not be named."""
+
+    #: A transform in front of the strategy chose its own columns, so channels are not told apart.
+    ALL = "ALL"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChannels:
+    """What of one source brings no records in the next micro-batch.
+
+    Parameters
+    ----------
+    channels
+        Numbers as its records have them in ``_fs_channel``, or all of them.
+
+    Examples
+    --------
+    >>> HeldChannels(frozenset({0, 2})).holds(2), NONE_HELD.holds(2)
+    (True, False)
+    """
+
+    channels: frozenset[int] | Channels = frozenset()
+
+    def holds(self, channel: int) -> bool:
+        """Whether a channel brings nothing."""
+        return self.channels is Channels.ALL or channel in self.channels
+
+    def to_json(self) -> Any:
+        """Return the stored form."""
+        return Channels.ALL.value if isinstance(self.channels, Channels) else sorted(self.channels)
+
+    @classmethod
+    def from_json(cls, value: Any) -> HeldChannels:
+        """Read the stored form; raise ValueError if it is none."""
+        return cls(Channels.ALL if value == Channels.ALL.value else whole_numbers("channels", value))
+
+
+#: A source that nobody holds back.
+NONE_HELD = HeldChannels()
+#: By uid of the source; who is not named reads on.
+HeldSources = Mapping[str, HeldChannels]
+
+
+def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
+    """Return what of which source is held back in the next micro-batch.
+
+    Parameters
+    ----------
+    plan
+        Of the job.
+    state
+        Where time stands behind the last micro-batch.
+
+    Examples
+    --------
+    >>> held_sources(TimePlan(), EventTime())
+    {}
+    """
+    aligned: dict[str, list[str]] = {}
+    for uid, assigner in plan.assigners.items():
+        if assigner.rules.alignment is not None:
+            aligned.setdefault(assigner.source, []).append(uid)
+    if not aligned:
+        return {}
+    ahead: dict[str, set[int]] = {}
+    for uid, channel in to_hold_back(plan.rules, state):
+        ahead.setdefault(uid, set()).add(channel)
+    found = {
+        source: _in_all(_of(plan.assigners[uid], ahead.get(uid, set())) for uid in uids)
+        for source, uids in aligned.items()
+    }
+    return {source: held for source, held in found.items() if held != NONE_HELD}
+
+
+def held_to_json(held: HeldSources) -> dict[str, Any]:
+    """Return the form in which sources are told."""
+    return {uid: one.to_json() for uid, one in sorted(held.items())}
+
+
+def held_from_json(value: Any) -> dict[str, HeldChannels]:
+    """Read what :func:`held_to_json` returned; raise ValueError if it is something else.
+
+    Examples
+    --------
+    >>> held_from_json({"orders": [0]})["orders"].holds(0)
+    True
+    """
+    stored = object_of(value, "held sources")
+    return {checked_name(uid, "source"): HeldChannels.from_json(one) for uid, one in stored.items()}
+
+
+def _of(assigner: Assigner, ahead: set[int]) -> HeldChannels:
+    """Return what an assigner's channels mean for its source."""
+    if assigner.has_channels or not ahead:
+        return HeldChannels(frozenset(ahead))
+    return HeldChannels(Channels.ALL)
+
+
+def _in_all(found: Iterable[HeldChannels]) -> HeldChannels:
+    held = HeldChannels(Channels.ALL)
+    for one in found:
+        if isinstance(held.channels, Channels):
+            held = one
+        elif not isinstance(one.channels, Channels):
+            held = HeldChannels(held.channels & one.channels)
+    return held

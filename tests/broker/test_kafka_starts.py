@@ -1,0 +1,180 @@
+"""Where Kafka sources begin, and which partitions they read, with both engines and over a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import (
+    JobStatus,
+    Json,
+    KeyedProcessFunction,
+    MemorySink,
+    OnBadRecord,
+    StartingOffsets,
+    WatermarkStrategy,
+)
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.sources import (
+    EndAtLatest,
+    KafkaRecordsSource,
+    StartAtCommitted,
+    StartAtOffsets,
+    StartAtTimestamp,
+)
+from tests.support import (
+    ORDER,
+    TOTAL,
+    RunningTotal,
+    await_that,
+    environment,
+    order,
+    orders_source,
+    produce,
+    running,
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Times(KeyedProcessFunction):
+    """Says when each record was."""
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        yield value.value, ctx.timestamp()
+
+
+def amounts_read(spark: Any, job_dir: Path, tmp_path: Path, source: Any) -> list[int]:
+    sink, env = MemorySink(str(tmp_path / f"rows-{job_dir.name}")), environment(spark, job_dir)
+    env.from_source(source, uid="orders").sink_to(sink, uid="memory")
+    with running(env) as client:
+        assert client.wait(timeout_ms=200_000), f"the job did not end; {client.progress}"
+        assert client.status is JobStatus.FINISHED
+    return sorted(row.amount for row in sink.rows())
+
+
+@pytest.mark.parametrize("reader", ["jvm", "python"])
+def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
+) -> None:
+    servers, source = broker.bootstrap_servers, topic(2)
+    produce(servers, source, [order("a", n) for n in range(10)], partition=0)
+    produce(servers, source, [order("a", n) for n in range(100, 110)], partition=1)
+    time.sleep(0.05)
+    between_ms = int(time.time() * 1_000)
+    time.sleep(0.05)
+    produce(servers, source, [order("a", n) for n in range(10, 15)], partition=0)
+    group = f"group-{reader}-{source}"
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        admin.commit_offsets(group, {(source, 0): 12})
+    starts = {
+        "offsets": (StartAtOffsets({source: {0: 13}}, StartingOffsets.LATEST), [13, 14]),
+        "time": (StartAtTimestamp(between_ms), [10, 11, 12, 13, 14]),
+        "group": (StartAtCommitted(group), [12, 13, 14, *range(100, 110)]),
+    }
+    for name, (start, wanted) in starts.items():
+        given = orders_source(servers, source, reader=reader, starting_offsets=start, ending=EndAtLatest())
+        assert amounts_read(spark, tmp_path / f"{reader}-{name}", tmp_path, given) == wanted, name
+
+
+@pytest.mark.parametrize("reader", ["jvm", "python"])
+def test_single_partitions_are_read_alone(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
+) -> None:
+    servers, source = broker.bootstrap_servers, topic(3)
+    for partition in range(3):
+        produce(servers, source, [order("a", 10 * partition + n) for n in range(3)], partition=partition)
+    given = orders_source(servers, source, reader=reader, partitions={source: [0, 2]}, ending=EndAtLatest())
+    assert amounts_read(spark, tmp_path / reader, tmp_path, given) == [0, 1, 2, 20, 21, 22]
+
+
+def test_topics_by_a_pattern_and_one_that_comes_later(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
+) -> None:
+    servers, prefix = broker.bootstrap_servers, topic()
+    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        admin.create_topic(f"{prefix}-in-1", 2)
+        produce(servers, f"{prefix}-in-1", [b"a", b"b"])
+        given = KafkaRecordsSource(servers, pattern=f"{prefix}-in-.*", schema="value STRING, topic STRING")
+        env.from_source(given, uid="lines").sink_to(sink, uid="memory")
+        with running(env) as client:
+            await_that(lambda: len(sink.rows()) == 2, client)
+            admin.create_topic(f"{prefix}-in-2", 1)
+            produce(servers, f"{prefix}-in-2", [b"c"])
+            await_that(lambda: len(sink.rows()) == 3, client)
+            client.stop_with_checkpoint()
+            client.wait()
+    assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
+
+
+def test_a_pattern_with_json_values_and_where_they_came_from(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
+) -> None:
+    servers, source = broker.bootstrap_servers, topic()
+    produce(servers, source, [order("a", 1), b"no object", order("b", 2)])
+    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
+    given = KafkaRecordsSource(
+        servers,
+        pattern=f"{source}.*",
+        value=Json(ORDER, OnBadRecord.DROP),
+        metadata=["topic", "offset"],
+        ending=EndAtLatest(),
+    )
+    env.from_source(given, uid="orders").sink_to(sink, uid="memory")
+    with running(env) as client:
+        assert client.wait(timeout_ms=200_000)
+    found = sorted((row.user, row.amount, row._topic, row._offset) for row in sink.rows())
+    assert found == [("a", 1, source, 0), ("b", 2, source, 2)]
+
+
+def test_partitions_that_are_ahead_wait_for_the_others(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
+) -> None:
+    """The python reader holds a partition back; the slow one has all of its records read first."""
+    servers, source = broker.bootstrap_servers, topic(2)
+    hour_ms = 3_600_000
+    for partition, step_ms in ((0, hour_ms), (1, 60_000)):
+        for n in range(60):
+            produce(
+                servers, source, [order(f"p{partition}", n)], partition=partition, timestamp_ms=n * step_ms
+            )
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("in", hour_ms)
+    given = orders_source(servers, source, reader="python", max_offsets_per_trigger=10, ending=EndAtLatest())
+    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
+    timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(strategy)
+    timed.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals").sink_to(sink, uid="memory")
+    with running(env) as client:
+        assert client.wait(timeout_ms=200_000), f"the job did not end; {client.progress}"
+    assert len(sink.rows()) == 120
+    ends = [entry[source] for entry in logged(tmp_path / "job", source)]
+    # An hour of event time is one record here and sixty there: all of partition 1 lies within two records.
+    assert all(int(end["0"]) <= 10 for end in ends if int(end["1"]) < 60)
+
+
+def logged(job_dir: Path, topic: str) -> list[Any]:
+    """Return the offsets of a topic in each micro-batch of the log."""
+    (folder,) = (job_dir / "spark").glob("*/offsets")
+    entries = sorted((one for one in folder.iterdir() if one.name.isdecimal()), key=lambda one: int(one.name))
+    lines = [line for one in entries for line in one.read_text().split("\n")[2:] if line.startswith("{")]
+    return [offsets for offsets in map(json.loads, lines) if topic in offsets]
+
+
+def test_the_time_of_a_record_is_that_of_kafka(spark: Any, broker: Any, topic: Any, tmp_path: Path) -> None:
+    servers, source = broker.bootstrap_servers, topic()
+    produce(servers, source, [b"a"], timestamp_ms=1_234)
+    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
+    given = KafkaRecordsSource(servers, [source], ending=EndAtLatest())
+    timed = env.from_source(given, uid="lines").assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps()
+    )
+    timed.key_by("value").process(Times(), output="value STRING, at LONG", uid="same").sink_to(
+        sink, uid="memory"
+    )
+    with running(env) as client:
+        assert client.wait(timeout_ms=200_000)
+    assert [tuple(row) for row in sink.rows()] == [("a", 1_234)]

@@ -1,0 +1,206 @@
+"""Where Kafka sources begin, and which partitions they read; brokers are a stub (real ones: tests/broker)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
+from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.sources import (
+    EndAtLatest,
+    EndAtOffsets,
+    StartAtCommitted,
+    StartAtOffsets,
+    StartAtTimestamp,
+    kafka_starts,
+)
+from flinkish_spark.sources.base import SourceStart
+from flinkish_spark.sources.kafka_beginnings import start_offsets
+from flinkish_spark.store import LocalStore
+
+PLACES = [("in", 0), ("in", 1)]
+
+
+class Brokers:
+    """Partitions that hold what the test says; stands in for KafkaAdmin."""
+
+    def __init__(self, *held: tuple[int, int], **groups: dict[int, int]) -> None:
+        self.held, self.groups = dict(enumerate(held)), groups
+
+    def __enter__(self) -> Brokers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def topics(self, names):
+        return {name: SimpleNamespace(partitions=len(self.held)) for name in names}
+
+    def beginning_offsets(self, places):
+        return {(t, p): self.held[p][0] for t, p in places}
+
+    def end_offsets(self, places):
+        return {(t, p): self.held[p][1] for t, p in places}
+
+    def offsets_at(self, wanted):
+        return {(t, p): 5 if self.held[p][1] > 5 else None for t, p in wanted}
+
+    def committed_offsets(self, group):
+        return {("in", p): at for p, at in self.groups.get(group, {}).items()} | {("other", 0): 3}
+
+
+BROKERS = Brokers((2, 9), (0, 3), ours={0: 4})
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [
+        (StartingOffsets.EARLIEST, (2, 0)),
+        (StartingOffsets.LATEST, (9, 3)),
+        (StartAtTimestamp(100), (5, 3)),
+        (StartAtOffsets({"in": {0: 9, 1: 0}}), (9, 0)),
+        (StartAtOffsets({"in": {1: 2}}), (2, 2)),
+        (StartAtOffsets({"in": {1: 2}}, StartingOffsets.LATEST), (9, 2)),
+        (StartAtOffsets(), (2, 0)),
+        (StartAtCommitted("ours"), (4, 0)),
+        (StartAtCommitted("ours", StartingOffsets.LATEST), (4, 3)),
+        (StartAtCommitted("nobody"), (2, 0)),
+    ],
+)
+def test_every_partition_has_a_beginning(start, wanted) -> None:
+    assert start_offsets(start, BROKERS, PLACES) == dict(zip(PLACES, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("start", "brokers", "message"),
+    [
+        (StartAtOffsets({"in": {0: 1}}), BROKERS, "names the offset 1 of in-0, which holds 2 to 9"),
+        (StartAtOffsets({"in": {1: 4}}), BROKERS, "names the offset 4 of in-1, which holds 0 to 3"),
+        (StartAtOffsets({"in": {2: 0}}), BROKERS, "begins at an offset of in-2, which it does not read"),
+        (StartAtOffsets({"out": {0: 0}}), BROKERS, "begins at an offset of out-0"),
+        (StartAtCommitted("old"), Brokers((7, 9), (0, 3), old={0: 4}), "group 'old' stands at the offset 4"),
+    ],
+)
+def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start_offsets(start, brokers, PLACES)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StartAtTimestamp(-1),
+        lambda: StartAtTimestamp("2026"),
+        lambda: StartAtOffsets([1]),
+        lambda: StartAtOffsets({"in": [1]}),
+        lambda: StartAtOffsets({"in": {"0": 1}}),
+        lambda: StartAtOffsets({"in": {0: -1}}),
+        lambda: StartAtOffsets({"in": {0: 1}}, otherwise="earliest"),
+        lambda: StartAtCommitted(None),
+        lambda: StartAtCommitted("g", otherwise=None),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets="middle"),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtTimestamp),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommitted()),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": []}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": "01"}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": [-1]}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"out": [0]}),
+        lambda: KafkaSource(
+            "nowhere:1", ["in"], partitions={"in": [0]}, reader="python", aligned_with=UpstreamJob()
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+# -- what a job keeps of it ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    found = Brokers((2, 9), (0, 3), ours={0: 4})
+    monkeypatch.setattr(kafka_starts, "KafkaAdmin", lambda *_, **__: found)
+    return found
+
+
+def job_in(folder: Path) -> str:
+    JobDir(LocalStore(folder)).read_or_create_job({"job": "it"}, {"uuid": str(JobUuid("0" * 31 + "1"))})
+    return str(folder / "control" / "1-0.json")
+
+
+def source_of(start: Any, **more: Any) -> KafkaSource:
+    return KafkaSource("nowhere:1", ["in"], starting_offsets=start, **more)
+
+
+def test_a_job_begins_where_its_group_stood_at_the_first_start(tmp_path: Path, brokers: Brokers) -> None:
+    source = source_of(StartAtCommitted(), group_id="ours")
+    assert source.starting_option(str(tmp_path / "control" / "none.json")) == "earliest", "only looked at"
+    control = job_in(tmp_path)
+    wanted = {"in": {"0": 4, "1": 0}}
+    assert json.loads(source.starting_option(control)) == wanted
+    # The group goes on, the log loses its beginning, a partition is added: what was fixed stays.
+    brokers.groups["ours"], brokers.held = {0: 9, 1: 3}, {0: (5, 9), 1: (0, 3), 2: (0, 8)}
+    again = source_of(StartAtCommitted(), group_id="ours")
+    assert json.loads(again.starting_option(control)) == {"in": {"0": 4, "1": 0, "2": -2}}
+
+
+def test_outside_of_a_job_nothing_is_kept(brokers: Brokers) -> None:
+    source = source_of(StartAtOffsets({"in": {0: 7}}))
+    assert json.loads(source.starting_option("/nonexistent/no-control")) == {"in": {"0": 7, "1": 0}}
+
+
+def test_words_are_left_to_the_reader_and_a_savepoint_comes_first(tmp_path: Path, brokers: Brokers) -> None:
+    control = job_in(tmp_path)
+    assert source_of(StartingOffsets.LATEST).starting_option(control) == "latest"
+    start = SourceStart({"in": {"0": 8}, "flinkish:checkpoint": 3}, str(tmp_path), "x")
+    # What was added behind the savepoint is read whole; the setting is not even looked at.
+    moved = source_of(StartAtOffsets({"in": {0: 700}})).starting_at(start)
+    assert json.loads(moved.starting_option(control)) == {"in": {"0": 8, "1": -2}}
+
+
+def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers) -> None:
+    source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
+    assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
+    source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
+    assert source.ends_in("/x/control/y") == {"in": {"1": 3}}
+    assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
+    with pytest.raises(GraphError, match="no partition 7"):
+        source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
+    with pytest.raises(ConfigError, match="do not fit its topics at partition 1"):
+        source_of(
+            StartingOffsets.EARLIEST, partitions={"in": [0]}, ending=EndAtOffsets({"in": {0: 1, 1: 1}})
+        ).check_end(brokers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_offsets_per_second": 5},
+        {"max_offsets_per_second": 0, "reader": "python"},
+        {"max_offsets_per_second": "5", "reader": "python"},
+        {"max_offsets_per_second": None, "reader": "python"},
+        {"max_offsets_per_second": 5, "reader": "python", "aligned_with": UpstreamJob()},
+    ],
+)
+def test_a_pace_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        KafkaSource("nowhere:1", ["in"], **settings)
+
+
+def test_what_can_be_aligned() -> None:
+    KafkaSource("nowhere:1", ["in"], reader="python", max_offsets_per_second=0.5).check_alignable("in")
+    with pytest.raises(GraphError, match='reader="python"'):
+        KafkaSource("nowhere:1", ["in"]).check_alignable("in")
+    with pytest.raises(GraphError, match="aligned_with"):
+        KafkaSource("nowhere:1", ["in"], reader="python", aligned_with=UpstreamJob()).check_alignable("in")
