@@ -21,7 +21,7 @@ from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastS
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from flinkish_spark.graph.declared import declare_operator
+from flinkish_spark.graph.declared import check_max_parallelism, declare_operator
 from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
@@ -80,6 +80,8 @@ class KeyedStream:
         SchemaError
             The output type is not a list of fields.
         """
+        if max_parallelism is not None:
+            check_max_parallelism(max_parallelism)
         _check_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
