@@ -31,7 +31,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit spark broker crash
 
-.PHONY: help setup jars shim demo test $(STAGES) chaos crash-sweep simulate bench wheel clean
+.PHONY: help setup jars shim demo test $(STAGES) chaos crash-sweep simulate bench bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -108,8 +108,15 @@ crash-sweep: setup ## a fault at every call of a checkpoint, resumable  [SINK=de
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
 	@$(PY) -m flinkish_spark.testing.simulation --seeds $(or $(SEEDS),2000)
 
-bench: setup ## throughput beside Spark's own ways
+bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
+
+bench-state: setup ## a micro-batch beside thousands and millions of keys
+	@$(PY) -m tests.bench.big_state $(ARGS)
+
+bench-full: setup ## both, up to ten million keys: for hours
+	@$(PY) -m tests.bench.run
+	@$(PY) -m tests.bench.big_state --keys 10000 100000 1000000 5000000 10000000
 
 wheel: setup ## dist/*.whl, with the JVM side in it
 	@rm -rf $(BUILD)/lib $(BUILD)/bdist.*

@@ -49,6 +49,11 @@ WORKLOADS = {
     "timers": ("ours", "tws-row", "tws-pandas"),
 }
 VARIANTS = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
+#: What is measured together: name, variants, settings. Millions of keys are too much for the pandas forms.
+GROUPS = (
+    *((work, tuple(f"{work}-{engine}" for engine in engines), {}) for work, engines in WORKLOADS.items()),
+    ("sum-1m", ("sum-element", "sum-fold", "sum-native"), {"keys": 1_000_000}),
+)
 #: Whom each workload is compared with.
 PEERS = {
     "sum": ("sum-tws-row", "sum-tws-pandas", "sum-native"),

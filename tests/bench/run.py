@@ -25,17 +25,25 @@ from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
 from tests.bench import copying, door, keyed
 
-VARIANTS = (
+MAIN = (
     "flinkish-kafka",
     "flinkish-kafka-delta",
     "native-aggregate",
     "tws-row",
     "tws-row-tuned",
     "tws-pandas",
-    *door.VARIANTS,
-    *copying.VARIANTS,
-    *keyed.VARIANTS,
 )
+#: Variants that are measured together, with what they need; a session of each is warm while they are.
+GROUPS = {
+    "main": (MAIN, {}),
+    "door": (door.VARIANTS, {}),
+    "copy": (copying.VARIANTS, {"events": 6_000_000, "batch": 200_000}),
+    **{
+        name: (variants, {"events": 2_500_000, "batch": 500_000, **settings})
+        for name, variants, settings in keyed.GROUPS
+    },
+}
+VARIANTS = tuple(dict.fromkeys(variant for variants, _ in GROUPS.values() for variant in variants))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -117,15 +125,27 @@ def produce(broker, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--events", type=int, default=600_000)
-    parser.add_argument("--batch", type=int, default=100_000)
-    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--events", type=int, help="default: what the group needs, 600,000 for most")
+    parser.add_argument("--batch", type=int, help="records of a micro-batch, at most")
+    parser.add_argument("--keys", type=int)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--groups", nargs="*", default=list(GROUPS), choices=list(GROUPS))
+    parser.add_argument(
+        "--variants", nargs="*", choices=VARIANTS, help="these alone, as a group of their own"
+    )
     parser.add_argument("--directory", default="build/bench")
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
     args = parser.parse_args()
+    groups = [(tuple(args.variants), {})] if args.variants else [GROUPS[name] for name in args.groups]
+    for variants, settings in groups:
+        known = {"events": 600_000, "batch": 100_000, "keys": 10_000, **settings}
+        given = {name: value for name, value in vars(args).items() if value is not None}
+        run_group(argparse.Namespace(**{**known, **given, "variants": list(variants)}))
+
+
+def run_group(args):
+    """Measure some variants, round by round."""
     shutil.rmtree(args.directory, ignore_errors=True)
     Path(args.directory).mkdir(parents=True)
     with LocalBroker(Path(args.directory) / "broker", jars_dir=args.broker_jars) as broker:
@@ -160,9 +180,7 @@ _DOOR_PEERS = ("spark-source", "spark-sink")
 def report(results, args):
     """Print a table of the jobs, one of the door, and all of it as JSON."""
     title = f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys"
-    others = (*door.VARIANTS, *copying.VARIANTS, *keyed.VARIANTS)
-    groups = [([v for v in VARIANTS if v not in others], _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS)]
-    groups.append((copying.VARIANTS, ()))
+    groups = [(MAIN, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS), (copying.VARIANTS, ())]
     for work, peers in keyed.PEERS.items():
         groups.append(([v for v in keyed.VARIANTS if v.startswith(f"{work}-")], peers))
     for names, peers in groups:
