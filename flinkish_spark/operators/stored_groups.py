@@ -46,16 +46,53 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
     return StoredGroup(str(owner.get("uid", "")), types)
 
 
-def stored_table(value: bytes | memoryview, state: str) -> pa.RecordBatch | None:
-    """Return the stored entries of a state of a whole value; None if it has none.
+def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
+    """Return the stored entries of a whole value, of each state and each clock, by the name of the section.
 
     Raises
     ------
     FrameError
         The value is damaged.
     """
-    payload = unpack_frame(value).get(STATE + state)
-    return None if payload is None else _table(payload)
+    return {name: _table(payload) for name, payload in unpack_frame(value).items() if name != OWNER}
+
+
+def changed_group(
+    value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
+) -> bytes | None:
+    """Return a whole value with other entries in some sections, and maybe another owner.
+
+    For writers of savepoints; what is not named in `changes` stays as it is.
+
+    Parameters
+    ----------
+    value
+        None for a key group that had no state.
+    owner
+        Uid of the operator whose value it becomes.
+    changes
+        Entries by section, sorted by hash; a table without rows takes the section away.
+
+    Returns
+    -------
+    bytes | None
+        None if nothing is left in it.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    """
+    sections: dict[str, bytes | memoryview] = {} if value is None else dict(unpack_frame(value))
+    known = json.loads(bytes(sections.pop(OWNER, b"{}")))
+    for name, table in changes.items():
+        sections.pop(name, None)
+        if table.num_rows:
+            sections[name] = table_bytes(table)
+    if not sections:
+        return None
+    kept = {"uid": owner, "base": None, "former": [], "registered": known.get("registered", {})}
+    return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
 
 
 def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
@@ -85,13 +122,13 @@ def _merged(lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatc
     base, delta = (None if payload is None else _table(payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None
-    layout = _layout(newest.schema)
+    layout = stored_layout(newest.schema)
     # The base may be older than the declaration that the delta was written with.
     base = None if base is None else evolved(layout, base)
     return LayeredTable(layout, base, delta).merged() if delta is not None else newest
 
 
-def _layout(schema: pa.Schema) -> TableLayout:
+def stored_layout(schema: pa.Schema) -> TableLayout:
     """Return the layout that stored columns have."""
     values = [field for field in schema if field.name.startswith("value_")]
     names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)

@@ -27,3 +27,11 @@ class SavepointFailed(EnvironmentFault):
 
 class RescaleRefused(UserError):
     """The number of shuffle partitions was changed and the job cannot follow."""
+
+
+class CheckpointNotRetained(UserError):
+    """The job directory does not have that checkpoint, or not its state any more."""
+
+
+class BootstrapRefused(UserError):
+    """What is to be written into a savepoint does not fit together; nothing was written."""

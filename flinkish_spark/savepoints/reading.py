@@ -1,171 +1,338 @@
-"""Keyed state of a savepoint as a DataFrame: for people, tests and jobs that begin with other jobs' state.
+"""Keyed state of a savepoint or a retained checkpoint as a DataFrame: for people, tests and other jobs.
 
-The files are read in tasks, each value is checked, and reading runs no code of the job's.
+The files are read in tasks, each value is checked, and reading runs no code of the job's. Nothing is changed;
+the job may run meanwhile, or not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql import functions as F
 
-from flinkish_spark.operators.stored_groups import stored_table
-from flinkish_spark.operators.table_codec import ALIVE, HASH, NAME, TIME, TOUCHED
+from flinkish_spark.arguments import instance_of
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.operators.frames import FrameError
+from flinkish_spark.operators.group_state import STATE
+from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
-from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
-from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.state_files import read_state as read_file
+from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.runtime.state_files import BASES
+from flinkish_spark.runtime.state_files import STATE as STATE_OF_SPARK
+from flinkish_spark.savepoints.entries import (
+    FOUND,
+    FindSections,
+    ReadEntries,
+    ReadTimers,
+    SavepointValues,
+    Section,
+    StoreValues,
+    Values,
+    common_schema,
+    reader_columns,
+    sections_of,
+    state_names,
+    timer_columns,
+)
+from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointFailed, SavepointMisfit
+from flinkish_spark.savepoints.files import METADATA_KEY, SavepointDir
+from flinkish_spark.savepoints.retained import is_job_dir, retained_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Readers' names of columns whose stored names are short; of times, which are stored in milliseconds.
-_TIMES = {TIME: "time", "from": "window_start", "to": "window_end", TOUCHED: "touched_at"}
-_MILLISECOND_MICROS = 1_000
+#: Names of errors, in Spark's text, that say that what is stored cannot be trusted.
+_DAMAGE = (SavepointDamaged.__name__, FrameError.__name__, StateMismatch.__name__)
 
 
 def read_state(
-    spark: SparkSession, savepoint: str | Path, uid: str, name: str, *, chain: str | None = None
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
 ) -> DataFrame:
-    """Return a keyed state of a savepoint, one row per key, or per key and window.
+    """Return a keyed state of a savepoint or a retained checkpoint: one row per key, or per key and window.
 
-    Nothing is changed, and the savepoint may be in use.
+    Nothing is changed. A savepoint may be in use; the job of a checkpoint may run or not.
 
     Parameters
     ----------
     spark
-        Any session; the savepoint is read where its tasks run.
-    savepoint
-        The savepoint's directory.
+        Any session; the state is read where its tasks run.
+    path
+        The savepoint's directory; or a job directory, or ``<job directory>/checkpoints/<id>``.
     uid, name
         Of the operator, and of its state.
+    checkpoint
+        Which checkpoint of a job directory; None for the newest that is retained.
     chain
         Which chain's, where several chains have the operator; see `SavepointMetadata.chains`.
+    scratch
+        Where links to a checkpoint's files are made: outside of the job directory, on a file system that
+        driver and executors share. They are deleted when this process ends. Local sessions can do without,
+        and use the system's folder of temporary files then.
 
     Returns
     -------
     DataFrame
         Columns: `key` (or `key_0`, `key_1`, ... for several key columns); `window_start` and `window_end`
         for states of windows; `touched_at` where the state has a time to live (expired entries that were
-        not cleaned up yet are there, too); then `value`, or the declared fields of the value.
+        not cleaned up yet are there, too); then `value`, or the declared fields of the value. Where the
+        declaration has changed, all fields that are still stored for any key.
 
     Raises
     ------
     SavepointNotFound, SavepointDamaged
-        It is not there, or not whole.
+        The savepoint is not there, or not whole.
+    CheckpointNotRetained
+        The job directory has no such checkpoint any more; says which there are.
     SavepointMisfit
-        It has no such operator, state or chain; says which there are.
+        There is no such operator, state or chain; says which there are.
 
     Examples
     --------
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
+    >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    place = SavepointDir(Path(savepoint).absolute())
-    metadata = place.metadata()
-    files = _files(metadata, uid, name, chain)
-    place.check_files(files)
-    stored = _schema(place.path, files, name)
-    columns = _columns(stored)
-    described = [(json.dumps(file.to_json()),) for file in files]
-    listed = spark.createDataFrame(described, "file STRING").repartition(max(len(files), 1))
-    return listed.mapInArrow(_ReadTable(str(place.path), name, columns), columns)
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored.expect(name)
+    section = stored.section(name)
+    columns = reader_columns(section.schema)
+    return stored.rows.mapInArrow(ReadEntries(stored.values, section, columns), columns)
 
 
-def _files(metadata: SavepointMetadata, uid: str, name: str, chain: str | None) -> list[StateFile]:
-    """Return the state files to read; refuse what the savepoint does not have."""
-    operator = metadata.operators.get(uid)
-    if operator is None:
-        raise _missing("operator", uid, metadata.operators)
-    if name not in operator.states:
-        raise _missing(f"state of '{uid}'", name, operator.states)
-    files = [file for file in metadata.files if file.operator == uid]
-    chains = {file.chain for file in files}
-    if chain is not None and chain not in chains:
-        raise _missing(f"chain of '{uid}'", chain, chains)
-    if chain is None and len(chains) > 1:
+def read_timers(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return the timers of an operator that wait in a savepoint or a retained checkpoint.
+
+    Parameters are those of :func:`read_state`, and so are errors.
+
+    Returns
+    -------
+    DataFrame
+        Columns: `key` (or `key_0`, ...); `clock`, ``EVENT_TIME`` or ``PROCESSING_TIME``; `time_ms` LONG,
+        when it is due; `window_start` and `window_end` of its window, null for a timer of a function.
+
+    Examples
+    --------
+    >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    sections = stored.sections()
+    if not sections:
         raise SavepointMisfit(
-            f"operator '{uid}' has state in several chains",
-            what_to_do=f"say which: chain={' or '.join(repr(one) for one in sorted(chains))}",
+            f"operator '{uid}' of {stored.place} has stored nothing", what_to_do="choose another operator"
         )
-    return [file for file in files if chain in (None, file.chain)]
-
-
-def _missing(what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
-    known = ", ".join(sorted(there)) or "none"
-    return SavepointMisfit(f"the savepoint has no {what} '{name}'", what_to_do=f"choose from: {known}")
-
-
-def _schema(folder: Path, files: Sequence[StateFile], name: str) -> pa.Schema:
-    """Return the stored columns of a state, of the first key group that has it."""
-    for file in files:
-        for table in _tables(folder, file, name):
-            return table.schema
-    raise SavepointDamaged(
-        f"the savepoint names the state '{name}' but holds no entry of it", what_to_do="use another savepoint"
-    )
-
-
-def _tables(folder: Path, file: StateFile, name: str) -> Iterator[pa.RecordBatch]:
-    try:
-        for batch in read_file(folder / file.path, file):
-            for value in batch.column(1):
-                table = stored_table(value.as_buffer(), name)
-                if table is not None:
-                    yield table
-    except (OSError, ValueError) as error:
-        raise SavepointDamaged(
-            f"the file {file.path} of the savepoint {folder} cannot be used",
-            why=str(error),
-            what_to_do="restore the savepoint from a backup, or use another one",
-            file=file.path,
-        ) from error
-
-
-def _columns(stored: pa.Schema) -> T.StructType:
-    """Return the columns for readers."""
-    fields = []
-    keys = [field for field in stored if field.name.startswith("key_")]
-    values = [field for field in stored if field.name.startswith("value_")]
-    for field in stored:
-        if field in keys:
-            name = "key" if len(keys) == 1 else field.name
-            fields.append(T.StructField(name, from_arrow_type(field.type)))
-        elif field in values:
-            named = (field.metadata or {}).get(NAME.encode(), b"value").decode()
-            fields.append(T.StructField(named, from_arrow_type(field.type)))
-        elif field.name in _TIMES:
-            fields.append(T.StructField(_TIMES[field.name], T.TimestampType()))
-    return T.StructType(fields)
+    columns = timer_columns(next(iter(sections.values()))[0])
+    return stored.rows.mapInArrow(ReadTimers(stored.values, columns), columns)
 
 
 @dataclass(frozen=True)
-class _ReadTable:
-    """Runs in tasks: state files in, entries out."""
+class StoredState:
+    """The state of one operator in one chain, somewhere.
 
-    folder: str
-    name: str
-    columns: T.StructType
+    Parameters
+    ----------
+    place
+        What it is stored in, for messages.
+    rows
+        What tasks make values of.
+    known
+        Names of its states, if that is known without reading it.
+    """
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for text in batch.column(0).to_pylist():
-                file = StateFile.from_json(json.loads(text))
-                for table in _tables(Path(self.folder), file, self.name):
-                    yield self._entries(table)
+    place: str
+    uid: str
+    rows: DataFrame
+    values: Values
+    known: frozenset[str] | None = None
 
-    def _entries(self, table: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = []
-        for field, column in zip(table.schema, table.columns, strict=True):
-            if field.name in _TIMES:
-                micros = pc.multiply(column, _MILLISECOND_MICROS)
-                arrays.append(micros.cast(pa.timestamp("us", "UTC")))
-            elif field.name not in (HASH, ALIVE):
-                arrays.append(column)
-        return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+    def expect(self, name: str) -> None:
+        """Raise SavepointMisfit if it is known that there is no such state."""
+        if self.known is not None and name not in self.known:
+            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
+
+    def sections(self) -> Mapping[str, list[pa.Schema]]:
+        """Return what is stored, by section; a Spark job that looks at all values.
+
+        Raises
+        ------
+        SavepointDamaged, SavepointFailed
+            A value is damaged, or Spark fails.
+        """
+        try:
+            found = self.rows.mapInArrow(FindSections(self.values), FOUND).distinct().collect()
+        except Exception as error:
+            is_damaged = any(name in str(error) for name in _DAMAGE)
+            raise (SavepointDamaged if is_damaged else SavepointFailed)(
+                f"the state of '{self.uid}' in {self.place} cannot be read",
+                why=str(error)[:1_500],
+                what_to_do="read another savepoint or checkpoint; nothing was changed",
+            ) from error
+        return sections_of((row["section"], bytes(row["schema"])) for row in found)
+
+    def section(self, name: str) -> Section:
+        """Return the section of a state.
+
+        Raises
+        ------
+        SavepointMisfit
+            There is no such state, or its key groups have nothing in common.
+        """
+        sections = self.sections()
+        if STATE + name not in sections:
+            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, state_names(sections))
+        try:
+            return Section(STATE + name, common_schema(name, sections[STATE + name]))
+        except StateMismatch as error:
+            raise SavepointMisfit(
+                f"the state '{name}' of '{self.uid}' in {self.place} has no columns of its own",
+                why=str(error),
+                what_to_do="let the job touch all keys with its present declaration, and read it then",
+            ) from error
+
+
+def stored_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    *,
+    checkpoint: int | None,
+    chain: str | None,
+    scratch: str | Path | None,
+) -> StoredState:
+    """Return where the state of an operator is to be read; see :func:`read_state`."""
+    place, checkpoint = _place(path, checkpoint)
+    if checkpoint is None and ((place / METADATA_KEY).is_file() or not is_job_dir(place)):
+        return _in_savepoint(spark, place, uid, chain)
+    return _in_checkpoint(spark, place, checkpoint, uid, chain, None if scratch is None else Path(scratch))
+
+
+def _place(path: str | Path, checkpoint: int | None) -> tuple[Path, int | None]:
+    """Return a savepoint's or job's directory, and the checkpoint that is meant."""
+    place = Path(str(path).removeprefix("file://")).absolute()
+    if place.parent.name == "checkpoints" and place.name.isdecimal() and is_job_dir(place.parent.parent):
+        own = int(place.name)
+        if checkpoint not in (None, own):
+            raise ConfigError(
+                f"the path {place} means checkpoint {own}, and checkpoint={checkpoint} was given",
+                what_to_do="give one of them",
+            )
+        return place.parent.parent, own
+    if checkpoint is not None:
+        instance_of("checkpoint", checkpoint, int, what_to_do="give the id of a checkpoint, such as 41")
+        if not is_job_dir(place):
+            raise ConfigError(
+                f"checkpoint={checkpoint} was given, and {place} is no job directory",
+                what_to_do="give the job directory, or leave the checkpoint out to read a savepoint",
+            )
+    return place, checkpoint
+
+
+# -- savepoints -------------------------------------------------------------------------------------
+def _in_savepoint(spark: SparkSession, path: Path, uid: str, chain: str | None) -> StoredState:
+    place = SavepointDir(path)
+    metadata = place.metadata()
+    files = files_of(metadata, uid, chain)
+    place.check_files(files)
+    described = [(json.dumps(file.to_json()),) for file in files]
+    listed = spark.createDataFrame(described, "file STRING").repartition(max(len(files), 1))
+    known = frozenset(metadata.operators[uid].states)
+    return StoredState(f"the savepoint {path}", uid, listed, SavepointValues(str(path)), known)
+
+
+def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
+    """Return the state files of an operator in one chain.
+
+    Raises
+    ------
+    SavepointMisfit
+        The savepoint has no such operator or chain, or several chains and it is not said which.
+    """
+    if uid not in metadata.operators:
+        raise _missing("the savepoint", "operator", uid, metadata.operators)
+    files = [file for file in metadata.files if file.operator == uid]
+    wanted = _chain(uid, chain, {file.chain for file in files})
+    return [file for file in files if file.chain == wanted]
+
+
+def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
+    """Return the chain that is meant; None where there is none."""
+    known = sorted(there)
+    if chain is not None and chain not in known:
+        raise _missing("the savepoint", f"chain of '{uid}'", chain, known)
+    if chain is None and len(known) > 1:
+        raise SavepointMisfit(
+            f"operator '{uid}' has state in several chains",
+            what_to_do=f"say which: chain={' or '.join(repr(one) for one in known)}",
+        )
+    return chain or next(iter(known), None)
+
+
+def _missing(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
+    known = ", ".join(sorted(there)) or "none"
+    return SavepointMisfit(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+def _in_checkpoint(
+    spark: SparkSession, root: Path, checkpoint: int | None, uid: str, chain: str | None, scratch: Path | None
+) -> StoredState:
+    _check_scratch(spark, root, scratch)
+    retained = retained_state(root, checkpoint)
+    number = retained.manifest.checkpoint
+    place = f"checkpoint {number} of {root}"
+    numbers = retained.operators(uid)
+    if not numbers:
+        raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
+    operator = numbers[str(_chain(uid, chain, numbers))]
+    view = retained.view(operator, scratch)
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    try:
+        # Spark makes up its mind about the store's format while it loads; nothing of it stays.
+        with query_conf(spark, partitions):
+            state = spark.read.format("statestore").option("batchId", str(retained.manifest.batch))
+            frame = state.option("operatorId", str(operator)).load(str(view))
+    except Exception as error:
+        raise SavepointFailed(
+            f"Spark cannot read the state of {place}",
+            why=str(error)[:1_500],
+            what_to_do="run the Spark version that wrote it; the job is not affected",
+        ) from error
+    values = frame.select(F.col("value.groupState.value").alias("value"))
+    return StoredState(place, uid, values, StoreValues(str(view / STATE_OF_SPARK / BASES / uid), uid))
+
+
+def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:
+    master = str(spark.conf.get("spark.master", "local"))
+    if scratch is None:
+        if not master.startswith("local"):
+            raise ConfigError(
+                "to read a checkpoint on a cluster a scratch directory is needed",
+                why="links to the checkpoint's files are made there, which executors have to see",
+                what_to_do="give scratch=, on a file system that driver and executors share; "
+                "or read a savepoint",
+            )
+        return
+    if not scratch.is_absolute() or scratch.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"scratch={str(scratch)!r} cannot be used",
+            why="executors have other working directories, and the job directory is never changed",
+            what_to_do="give an absolute path outside of the job directory",
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.job_dir import JobDir, seed_folder
-from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.savepoints import STATE_FOLDER
 from flinkish_spark.protocol.scans import PlanLayout
@@ -112,7 +112,9 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
         The plan is another one than at the first start of this lineage.
     """
     now = planned.layout()
-    recorded = PlanLayout.from_json(job_dir.recorded_once(_layout_fact(job_dir), now.to_json()))
+    recorded = PlanLayout.from_json(
+        job_dir.recorded_once(layout_fact(job_dir.history().log_began_in), now.to_json())
+    )
     if recorded != now:
         raise JobDirError(
             "the job reads its sources in another way than when this job directory was begun",
@@ -132,7 +134,7 @@ def recorded_layout(job_dir: JobDir) -> PlanLayout:
     JobDirError
         Nothing was recorded: an older version of this package began the lineage.
     """
-    recorded = job_dir.recorded(_layout_fact(job_dir))
+    recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
     if recorded is None:
         raise JobDirError(
             "the job directory does not say in which order its sources are read",
@@ -142,8 +144,15 @@ def recorded_layout(job_dir: JobDir) -> PlanLayout:
     return PlanLayout.from_json(recorded)
 
 
-def _layout_fact(job_dir: JobDir) -> str:
-    return f"layout-{job_dir.history().log_began_in}"
+def layout_fact(origin: Lineage) -> str:
+    """Return under which name the layout of a plan is recorded.
+
+    Parameters
+    ----------
+    origin
+        The lineage in which Spark's log began.
+    """
+    return f"layout-{origin}"
 
 
 class SeedKeeper:

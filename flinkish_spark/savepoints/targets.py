@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from flinkish_spark.errors import FlinkishError
@@ -31,17 +32,51 @@ def why_no_savepoint_at(target: str, job_root: Path) -> str:
         The job directory, absolute.
     """
     try:
+        check_target(target, lambda path: check_outside(path, job_root))
+    except FlinkishError as error:
+        return str(error)
+    return ""
+
+
+def check_target(target: str, check_place: Callable[[Path], None] = lambda path: None) -> None:
+    """Refuse a directory to which no savepoint can be written; makes it if it can be one.
+
+    Parameters
+    ----------
+    check_place
+        What else is to be refused, before anything is made.
+
+    Raises
+    ------
+    SavepointFailed
+        With the reason.
+    """
+    try:
         _check_text(target)
         path = Path(target)
-        check_outside(path, job_root)
+        check_place(path)
         _check_free(path)
         SavepointDir(path).prepare()
         _try_to_write(path)
-    except FlinkishError as error:
-        return str(error)
+    except FlinkishError:
+        raise
     except (OSError, ValueError) as error:
-        return str(_refused(target, str(error), "check that this user may write it, or " + _ELSEWHERE))
-    return ""
+        raise _refused(target, str(error), "check that this user may write it, or " + _ELSEWHERE) from error
+
+
+def check_apart(target: Path, origin: Path) -> None:
+    """Refuse a target that is, or is in or around, the savepoint that a new one is made of.
+
+    Raises
+    ------
+    SavepointFailed
+        The old one would be changed.
+    """
+    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(origin))
+    if _is_within(place, root) or _is_within(root, place):
+        raise _refused(
+            str(target), f"it and the savepoint {origin}, of which it is made, are in each other", _ELSEWHERE
+        )
 
 
 def check_outside(target: Path, job_root: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
 from flinkish_spark.operators.frames import FrameError, pack_frame
 from flinkish_spark.operators.group_state import BasePolicy, BaseRef
-from flinkish_spark.operators.stored_groups import describe_group, stored_table, whole_group
+from flinkish_spark.operators.stored_groups import describe_group, stored_tables, whole_group
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.testing.operator_harness import MemoryBases, OperatorHarness
 
@@ -110,7 +110,7 @@ def test_a_savepoint_holds_all_entries_itself(tmp_path) -> None:
     assert again.entries("n") == {n: 2 if n == 3 else 1 for n in range(50)}
     assert {describe_group(value).owner for value in values.values()} == {"operator"}
     assert all(whole_group(value, bases(tmp_path)) == value for value in values.values())
-    rows = [stored_table(value, "n") for value in values.values()]
+    rows = [stored_tables(value).get("state/n") for value in values.values()]
     assert sum(table.num_rows for table in rows) == 50
 
 

@@ -11,8 +11,23 @@ import pytest
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
+from flinkish_spark.savepoints.entries import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    FindSections,
+    ReadEntries,
+    ReadTimers,
+    SavepointValues,
+    Section,
+    common_schema,
+    reader_columns,
+    sections_of,
+    timer_columns,
+    to_micros,
+    to_ms,
+)
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
-from flinkish_spark.savepoints.reading import _columns, _files, _ReadTable, _schema
+from flinkish_spark.savepoints.reading import files_of
 from flinkish_spark.savepoints.state_files import StateFileWriter
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
@@ -29,6 +44,15 @@ class Keeps(KeyedProcessFunction):
         self.seen.add(f"{user}{amount}")
 
 
+def written(folder, harness):
+    """The state of a harness as a file of a savepoint."""
+    values = harness.snapshot().values
+    writer = StateFileWriter(folder / state_path("totals", "f"))
+    writer.write(list(values), [bytes(value) for value in values.values()])
+    size, digest = writer.close()
+    return folder, StateFile("totals", "totals", "f", len(values), size, digest)
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A file with the state of four keys in some key groups."""
@@ -36,19 +60,29 @@ def saved(tmp_path):
     harness.processing_time(5_000)
     for user in ("a", "b", "c", None):
         harness.push((user, 7))
-    values = harness.snapshot().values
-    writer = StateFileWriter(tmp_path / state_path("totals", "f"))
-    writer.write(list(values), [bytes(value) for value in values.values()])
-    size, digest = writer.close()
-    return tmp_path, StateFile("totals", "totals", "f", len(values), size, digest)
+    return written(tmp_path, harness)
+
+
+def given_to(file):
+    """What a task is given to read a file."""
+    return [pa.RecordBatch.from_pydict({"file": [json.dumps(file.to_json())]})]
+
+
+def sections(saved):
+    folder, file = saved
+    found = FindSections(SavepointValues(str(folder)))(given_to(file))
+    return sections_of((row["section"], row["schema"]) for batch in found for row in batch.to_pylist())
+
+
+def rows_of(batches):
+    return sorted((row for one in batches for row in one.to_pylist()), key=str)
 
 
 def read(saved, name):
     folder, file = saved
-    columns = _columns(_schema(folder, [file], name))
-    given = pa.RecordBatch.from_pydict({"file": [json.dumps(file.to_json())]})
-    batches = list(_ReadTable(str(folder), name, columns)(iter([given])))
-    return columns, sorted((row for one in batches for row in one.to_pylist()), key=str)
+    section = Section(f"state/{name}", common_schema(name, sections(saved)[f"state/{name}"]))
+    columns = reader_columns(section.schema)
+    return columns, rows_of(ReadEntries(SavepointValues(str(folder)), section, columns)(given_to(file)))
 
 
 def test_entries_have_their_key_and_their_fields(saved) -> None:
@@ -65,6 +99,59 @@ def test_a_state_that_expires_says_when_it_was_touched(saved) -> None:
     assert [row for row in rows if row["key"] == "a"] == [
         {"key": "a", "touched_at": touched, "value": ["a7"]}
     ]
+
+
+class Wider(KeyedProcessFunction):
+    """As Keeps, with another declaration."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "total LONG, last STRING"))
+        self.seen = context.get_list_state(ListStateDescriptor("seen", "STRING", ttl=StateTtl(60_000)))
+
+    def process_element(self, value, ctx):
+        self.total.update((value[1], "x"))
+        ctx.timer_service().register_event_time_timer(90_000 + value[1])
+        ctx.timer_service().register_processing_time_timer(1 << 62)
+
+
+def test_key_groups_of_several_declarations_are_read_together(tmp_path) -> None:
+    """A key group that was not touched since is stored as it was declared then."""
+    before = OperatorHarness(Keeps(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    for user in "abcdefgh":
+        before.push((user, 7))
+    after = OperatorHarness(
+        Wider(), key=lambda value: value[0], key_type="STRING", uid="totals", restore=before.snapshot()
+    )
+    after.push(("a", 9))
+    columns, rows = read(written(tmp_path, after), "total")
+    assert set(columns.names) == {"key", "total", "orders", "last"}
+    by_key = {row["key"]: row for row in rows}
+    assert by_key["a"] == {"key": "a", "total": 9, "orders": None, "last": "x"}
+    assert {"key": "b", "total": 7, "orders": 1, "last": None} in rows and len(rows) == 8
+
+
+def test_timers_are_read(tmp_path) -> None:
+    harness = OperatorHarness(Wider(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    harness.push(("a", 1))
+    saved = written(tmp_path, harness)
+    folder, file = saved
+    columns = timer_columns(next(iter(sections(saved).values()))[0])
+    names = "key:string,clock:string,time_ms:bigint,window_start:timestamp,window_end:timestamp"
+    assert columns.simpleString() == f"struct<{names}>"
+    assert rows_of(ReadTimers(SavepointValues(str(folder)), columns)(given_to(file))) == [
+        {"key": "a", "clock": clock, "time_ms": ms, "window_start": None, "window_end": None}
+        for clock, ms in [("EVENT_TIME", 90_001), ("PROCESSING_TIME", 1 << 62)]
+    ]
+
+
+def test_times_beyond_the_calendar_are_its_ends_and_come_back_as_they_were() -> None:
+    ms = pa.array([-(1 << 63), 0, 61_000, None, (1 << 63) - 1])
+    micros = to_micros(ms)
+    assert micros.cast(pa.int64()).to_pylist() == [FIRST_MICROS, 0, 61_000_000, None, LAST_MICROS]
+    assert [str(value)[:10] for value in micros.to_pylist()][::4] == ["0001-01-02", "9999-12-30"]
+    assert to_ms(micros).to_pylist() == ms.to_pylist()
+    with pytest.raises(ValueError, match="whole milliseconds"):
+        to_ms(pa.array([1], pa.timestamp("us", "UTC")))
 
 
 def test_damage_is_found(saved) -> None:
@@ -87,22 +174,21 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
     one = StateFile("totals", "first", "f", 1, 1, "0" * 64)
     other = StateFile("totals", "second", "g", 1, 1, "0" * 64)
     given = metadata(one, other)
-    for uid, name, chain, says in [
-        ("sums", "total", None, "no operator 'sums'.* choose from: totals"),
-        ("totals", "sum", None, "no state of 'totals' 'sum'.* choose from: total"),
-        ("totals", "total", "third", "no chain of 'totals' 'third'.* choose from: first, second"),
-        ("totals", "total", None, "several chains.* chain='first' or 'second'"),
+    for uid, chain, says in [
+        ("sums", None, "no operator 'sums'.* choose from: totals"),
+        ("totals", "third", "no chain of 'totals' 'third'.* choose from: first, second"),
+        ("totals", None, "several chains.* chain='first' or 'second'"),
     ]:
         with pytest.raises(SavepointMisfit, match=f"(?s){says}"):
-            _files(given, uid, name, chain)
-    assert _files(given, "totals", "total", "second") == [other]
-    assert _files(metadata(one), "totals", "total", None) == [one]
+            files_of(given, uid, chain)
+    assert files_of(given, "totals", "second") == [other]
+    assert files_of(metadata(one), "totals", None) == [one]
 
 
 def test_a_state_of_windows_shows_them() -> None:
     kinds = {"key_0": pa.string(), "alive": pa.bool_()}
     names = ["hash", "key_0", "key_1", "from", "to", "value_0", "alive"]
     stored = pa.schema([(name, kinds.get(name, pa.int64())) for name in names])
-    assert _columns(stored).simpleString() == (
+    assert reader_columns(stored).simpleString() == (
         "struct<key_0:string,key_1:bigint,window_start:timestamp,window_end:timestamp,value:bigint>"
     )

@@ -1,0 +1,350 @@
+"""Stored entries as readers see them: which columns a state has, and the tasks that bring the rows.
+
+A key group that was not touched since a declaration changed is stored as it was declared then. So the key
+groups of one state may have different columns, and readers see all of them: null where a field is missing,
+the widest type where it has become wider.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
+
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.group_state import STATE, TIMERS
+from flinkish_spark.operators.state_evolution import StateMismatch, evolved, is_wider, types_text
+from flinkish_spark.operators.stored_groups import describe_group, stored_layout, stored_tables, whole_group
+from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, TableLayout
+from flinkish_spark.protocol.savepoints import StateFile
+from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
+from flinkish_spark.savepoints.errors import SavepointDamaged
+from flinkish_spark.savepoints.state_files import read_state as read_file
+
+#: Readers' names of columns whose stored names are short; of times, which are stored in milliseconds.
+TIMES = {"from": "window_start", "to": "window_end", TOUCHED: "touched_at"}
+CLOCK, TIME_MS = "clock", "time_ms"
+#: What stands for the beginning and the end of time, such as those of the one global window: as far as
+#: Python's datetime goes in every time zone.
+FIRST_MICROS, LAST_MICROS = -62_135_510_400_000_000, 253_402_128_000_000_000
+_MILLISECOND_MICROS = 1_000
+
+#: From what a task is given to whole state values.
+Values = Callable[[Iterable[pa.RecordBatch]], Iterator["bytes | memoryview"]]
+FOUND = T.StructType([T.StructField("section", T.StringType()), T.StructField("schema", T.BinaryType())])
+
+
+@dataclass(frozen=True)
+class SavepointValues:
+    """Values of a savepoint's files, which come as JSON, one in a row.
+
+    Parameters
+    ----------
+    folder
+        The savepoint's.
+    """
+
+    folder: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
+        """Yield the values."""
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                for _, value in file_values(Path(self.folder), StateFile.from_json(json.loads(text))):
+                    yield value
+
+
+def file_values(folder: Path, file: StateFile) -> Iterator[tuple[int, memoryview]]:
+    """Yield key groups and values of one file.
+
+    Raises
+    ------
+    SavepointDamaged
+        It is missing, torn or altered.
+    """
+    try:
+        for batch in read_file(folder / file.path, file):
+            groups = batch.column(0).to_pylist()
+            for group, value in zip(groups, batch.column(1), strict=True):
+                yield group, memoryview(value.as_buffer())
+    except (OSError, ValueError) as error:
+        raise SavepointDamaged(
+            f"the file {file.path} of the savepoint {folder} cannot be used",
+            why=str(error),
+            what_to_do="restore the savepoint from a backup, or use another one",
+            file=file.path,
+        ) from error
+
+
+@dataclass(frozen=True)
+class StoreValues:
+    """Values of an operator out of Spark's state store, one in a row, made whole.
+
+    Parameters
+    ----------
+    bases
+        Where the bases of the operator's big key groups are.
+    """
+
+    bases: str
+    operator: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
+        """Yield the values."""
+        bases = BaseFiles(MappedBases(Path(self.bases)), 0, None)
+        for batch in batches:
+            for stored in batch.column(0).to_pylist():
+                value = whole_group(stored, bases)
+                owner = describe_group(value).owner
+                if owner != self.operator:
+                    raise StateMismatch(f"state of {owner!r} is where that of {self.operator!r} has to be")
+                yield value
+
+
+@dataclass(frozen=True)
+class FindSections:
+    """Runs in tasks: what an operator has stored, by section, and the columns of each; nothing twice."""
+
+    values: Values
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of FOUND."""
+        found: dict[tuple[str, bytes], None] = {}
+        for value in self.values(batches):
+            for name, table in stored_tables(value).items():
+                found[name, table.schema.serialize().to_pybytes()] = None
+        if found:
+            sections, schemas = zip(*found, strict=True)
+            yield pa.RecordBatch.from_pydict({"section": list(sections), "schema": list(schemas)})
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of stored values, and the columns that it has for all key groups.
+
+    Parameters
+    ----------
+    name
+        As in a value: of a state, or of the timers of a clock.
+    schema
+        Stored columns; see :func:`common_schema`.
+    """
+
+    name: str
+    schema: pa.Schema
+
+    @property
+    def layout(self) -> TableLayout:
+        """Return the layout of the columns."""
+        return stored_layout(self.schema)
+
+
+def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return columns that hold the entries of all key groups.
+
+    Parameters
+    ----------
+    what
+        Name of the state, for messages.
+    schemas
+        At least one.
+
+    Raises
+    ------
+    StateMismatch
+        There are no such columns.
+
+    Examples
+    --------
+    >>> def stored(kind):
+    ...     return pa.schema([("hash", pa.int64()), ("key_0", pa.string()), ("value_0", kind)])
+    >>> common_schema("total", [stored(pa.int32()), stored(pa.int64())]).field("value_0").type
+    DataType(int64)
+    """
+    first = schemas[0]
+    slots = [field for field in first if not _is_value(field)]
+    values: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        if [field.remove_metadata() for field in schema if not _is_value(field)] != [
+            field.remove_metadata() for field in slots
+        ]:
+            raise StateMismatch(
+                f"state {what!r} is stored as {types_text(first)} and as {types_text(schema)}: "
+                "its key groups do not have the same keys, windows or times"
+            )
+        for field in schema:
+            if _is_value(field):
+                name = reader_name(field)
+                values[name] = _wider(what, name, values.get(name, field.type), field.type)
+    at = first.names.index("value_0")
+    fields = [
+        pa.field(f"value_{number}", kind, metadata={NAME: name})
+        for number, (name, kind) in enumerate(values.items())
+    ]
+    return pa.schema([*slots[:at], *fields, *slots[at:]])
+
+
+def reader_columns(schema: pa.Schema) -> T.StructType:
+    """Return the columns of a state for readers."""
+    keys = [field for field in schema if _is_key(field)]
+    found = []
+    for field in schema:
+        if _is_key(field):
+            found.append(T.StructField(_key_name(field, keys), from_arrow_type(field.type)))
+        elif _is_value(field):
+            found.append(T.StructField(reader_name(field), from_arrow_type(field.type)))
+        elif field.name in TIMES:
+            found.append(T.StructField(TIMES[field.name], T.TimestampType()))
+    return T.StructType(found)
+
+
+def timer_columns(schema: pa.Schema) -> T.StructType:
+    """Return the columns of timers for readers, from a table that has the operator's keys."""
+    keys = [field for field in schema if _is_key(field)]
+    return T.StructType(
+        [
+            *(T.StructField(_key_name(field, keys), from_arrow_type(field.type)) for field in keys),
+            T.StructField(CLOCK, T.StringType()),
+            T.StructField(TIME_MS, T.LongType()),
+            T.StructField(TIMES["from"], T.TimestampType()),
+            T.StructField(TIMES["to"], T.TimestampType()),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class ReadEntries:
+    """Runs in tasks: the entries of a state.
+
+    Parameters
+    ----------
+    section
+        Of the state.
+    columns
+        From :func:`reader_columns`.
+    """
+
+    values: Values
+    section: Section
+    columns: T.StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of `columns`."""
+        layout = self.section.layout
+        for value in self.values(batches):
+            stored = stored_tables(value).get(self.section.name)
+            if stored is not None and stored.num_rows:
+                yield self._entries(evolved(layout, stored))
+
+    def _entries(self, table: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = []
+        for field, column in zip(table.schema, table.columns, strict=True):
+            if field.name in TIMES:
+                arrays.append(to_micros(column))
+            elif _is_key(field) or _is_value(field):
+                arrays.append(column)
+        return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+
+
+@dataclass(frozen=True)
+class ReadTimers:
+    """Runs in tasks: the timers of an operator.
+
+    Parameters
+    ----------
+    columns
+        From :func:`timer_columns`.
+    """
+
+    values: Values
+    columns: T.StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of `columns`."""
+        for value in self.values(batches):
+            tables = stored_tables(value)
+            for domain in TimeDomain:
+                table = tables.get(TIMERS + domain.value)
+                if table is not None and table.num_rows:
+                    yield self._timers(domain, table)
+
+    def _timers(self, domain: TimeDomain, table: pa.RecordBatch) -> pa.RecordBatch:
+        keys = [column for field, column in zip(table.schema, table.columns, strict=True) if _is_key(field)]
+        clock = pa.array([domain.value] * table.num_rows, pa.string())
+        windows = [to_micros(table.column(name)) for name in ("from", "to")]
+        arrays = [*keys, clock, table.column(TIME), *windows]
+        return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+
+
+def to_micros(ms: pa.Array) -> pa.Array:
+    """Return times as Spark's timestamps; what is beyond them as :data:`FIRST_MICROS` or `LAST_MICROS`."""
+    first, last = FIRST_MICROS // _MILLISECOND_MICROS, LAST_MICROS // _MILLISECOND_MICROS
+    clipped = np.clip(ms.fill_null(0).to_numpy(), first, last) * _MILLISECOND_MICROS
+    mask = ms.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(clipped, pa.int64(), mask=mask).cast(pa.timestamp("us", "UTC"))
+
+
+def to_ms(timestamps: pa.Array) -> pa.Array:
+    """Return timestamps as stored times; the inverse of :func:`to_micros`.
+
+    Raises
+    ------
+    ValueError
+        A time lies between two milliseconds.
+    """
+    micros = timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
+    plain = micros.fill_null(0).to_numpy()
+    if (plain % _MILLISECOND_MICROS).any():
+        raise ValueError("times of states are whole milliseconds")
+    ms = plain // _MILLISECOND_MICROS
+    ms[plain <= FIRST_MICROS] = MIN_WATERMARK_MS
+    ms[plain >= LAST_MICROS] = MAX_WATERMARK_MS
+    return pa.array(ms, pa.int64(), mask=micros.is_null().to_numpy(zero_copy_only=False))
+
+
+def state_names(sections: Iterable[str]) -> list[str]:
+    """Return the names of states among those of sections."""
+    return sorted(name.removeprefix(STATE) for name in sections if name.startswith(STATE))
+
+
+def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schema]]:
+    """Return the stored columns by section, from rows of FOUND."""
+    found: dict[str, list[pa.Schema]] = {}
+    for name, schema in sorted(set(rows)):
+        found.setdefault(name, []).append(pa.ipc.read_schema(pa.py_buffer(schema)))
+    return found
+
+
+def reader_name(field: pa.Field) -> str:
+    """Return what readers call a column of values."""
+    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
+
+
+def _is_value(field: pa.Field) -> bool:
+    return bool(field.name.startswith("value_"))
+
+
+def _is_key(field: pa.Field) -> bool:
+    return bool(field.name.startswith("key_"))
+
+
+def _key_name(field: pa.Field, keys: Sequence[pa.Field]) -> str:
+    return "key" if len(keys) == 1 else str(field.name)
+
+
+def _wider(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    candidates = [kind for kind, stored in ((one, other), (other, one)) if is_wider(stored, kind)]
+    if not candidates:
+        raise StateMismatch(f"state {what!r}: {name!r} is stored as {one} and as {other}")
+    # Of two that hold each other's common fields the one with more of them.
+    return max(candidates, key=_leaves)
+
+
+def _leaves(kind: pa.DataType) -> int:
+    return sum(_leaves(kind.field(at).type) for at in range(kind.num_fields)) or 1

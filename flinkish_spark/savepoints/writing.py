@@ -1,0 +1,391 @@
+"""Writing savepoints without a job: state from DataFrames, and the state of other savepoints, edited.
+
+In the spirit of Flink's State Processor API. A writer is a value: each method returns another one, and
+nothing is written before :meth:`SavepointWriter.write`. What it writes is a savepoint like any other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.clock import wall_ms
+from flinkish_spark.graph.declared import check_max_parallelism
+from flinkish_spark.operators.group_state import STATE
+from flinkish_spark.operators.stored_groups import stored_tables
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
+from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
+from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function, keyed_by
+from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
+from flinkish_spark.savepoints.columns_function import StateColumns
+from flinkish_spark.savepoints.edited_state import state_rows
+from flinkish_spark.savepoints.entries import file_values
+from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointFailed
+from flinkish_spark.savepoints.export import sync_folders
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.planned_state import (
+    Filling,
+    PlannedOperator,
+    WriteTarget,
+    checked_key_types,
+    write_operator,
+)
+from flinkish_spark.savepoints.saved_parts import (
+    Chains,
+    times_with_timers,
+    times_with_uid,
+    times_without,
+    with_operator,
+    with_uid,
+    without_operator,
+)
+from flinkish_spark.savepoints.targets import check_apart, check_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["KeyedStateBootstrapFunction", "SavepointWriter", "keyed_by"]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What will be written."""
+
+    metadata: SavepointMetadata
+    origin: SavepointDir | None
+    operators: Mapping[str, PlannedOperator]
+    chains: Chains
+    times: EventTime | None
+    max_parallelism: int
+
+
+class SavepointWriter:
+    """A savepoint that is to be written; from :meth:`new` or :meth:`from_existing`.
+
+    A value: each method returns another writer and leaves this one as it is.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ValueStateDescriptor
+    >>> states = [(ValueStateDescriptor("total", "LONG"), "balance")]
+    >>> rows = keyed_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
+    >>> writer = SavepointWriter.new(spark).with_operator("totals", rows, states)  # doctest: +SKIP
+    >>> writer.write("/data/savepoints/first")  # doctest: +SKIP
+    """
+
+    def __init__(self, spark: SparkSession, plan: _Plan) -> None:
+        self._spark, self._plan = spark, plan
+
+    # -- beginning ------------------------------------------------------------------------------
+    @classmethod
+    def new(
+        cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
+    ) -> SavepointWriter:
+        """Return a writer of a savepoint from nothing.
+
+        It has no sources, so those of a job that is restored from it begin where they say themselves.
+
+        Parameters
+        ----------
+        max_parallelism
+            Number of key groups of its operators: that of the job, which can never change.
+        job
+            A name, for people.
+
+        Raises
+        ------
+        ConfigError
+            The number or the name is not usable.
+        """
+        check_max_parallelism(max_parallelism)
+        with refused_as_config_errors("choose another name"):
+            checked_name(job, "job")
+        metadata = SavepointMetadata(
+            savepoint=uuid.uuid4().hex,
+            job=job,
+            job_uuid=JobUuid(uuid.uuid4().hex),
+            checkpoint=CheckpointId(0),
+            lineage=Lineage(0),
+            batch=BatchId(0),
+            decided_at_ms=wall_ms(),
+            shuffle_partitions=int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
+            operators={},
+            sources={},
+            chains=(),
+        )
+        return cls(spark, _Plan(metadata, None, {}, (), None, max_parallelism))
+
+    @classmethod
+    def from_existing(
+        cls, spark: SparkSession, path: str | Path, *, max_parallelism: int = 128
+    ) -> SavepointWriter:
+        """Return a writer of a savepoint that begins as a copy of another.
+
+        The other one is only read. The new one has its positions of sources, states of hooks and times.
+
+        Parameters
+        ----------
+        path
+            Of the other savepoint, which must stay until the new one is written.
+        max_parallelism
+            Number of key groups of operators that are added.
+
+        Raises
+        ------
+        SavepointNotFound, SavepointDamaged
+            It is not there, or not whole.
+        ConfigError
+            The number is not usable.
+        """
+        check_max_parallelism(max_parallelism)
+        place = SavepointDir(Path(str(path).removeprefix("file://")).absolute())
+        metadata = place.metadata()
+        place.check_files(metadata.files)
+        operators = {
+            uid: PlannedOperator(state, _by_chain(uid, metadata.files))
+            for uid, state in metadata.operators.items()
+        }
+        plan = _Plan(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
+        return cls(spark, plan)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the uids of the operators that it will have."""
+        return tuple(self._plan.operators)
+
+    # -- changing -------------------------------------------------------------------------------
+    def with_operator(
+        self,
+        uid: str,
+        rows: KeyedRows,
+        states: KeyedStateBootstrapFunction | Sequence[StateColumns],
+        *,
+        beside: str | None = None,
+    ) -> SavepointWriter:
+        """Return a writer with one more operator.
+
+        Parameters
+        ----------
+        uid
+            Of the operator in the job.
+        rows
+            What its state is made of; keys must have the types that the job's `key_by` has.
+        states
+            A function; or pairs of a descriptor and the column or columns that go into that state. A value
+            state takes one row per key; a list state one element per row, or one ARRAY per key; a map state
+            one entry per row (key and value), or one MAP per key. A null leaves a state as it is.
+        beside
+            In a savepoint whose chains stood at different places: the chain whose place the operator shares.
+
+        Raises
+        ------
+        BootstrapRefused
+            The operator is there already, or `beside` is missing or unknown.
+        ConfigError, SchemaError, UserFunctionError
+            An argument is wrong, columns do not fit the states, or the function cannot be sent.
+        """
+        plan = self._plan
+        with refused_as_config_errors("give the operator's uid in the job"):
+            checked_name(uid, "uid")
+        if uid in plan.operators:
+            raise BootstrapRefused(
+                f"there is an operator '{uid}' already",
+                what_to_do="use remove_operator() first, or with_state() to replace one of its states",
+            )
+        instance_of("rows", rows, KeyedRows, what_to_do='give keyed_by(rows, "user")')
+        function = bootstrap_function(states, rows.frame.schema, uid)
+        key_types = tuple(kind.simpleString() for kind in checked_key_types(rows.frame, rows.keys))
+        chains, chain = with_operator(plan.chains, uid, beside)
+        added = PlannedOperator(
+            OperatorState(plan.max_parallelism, key_types), filling=Filling(chain, rows, function)
+        )
+        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+
+    def with_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which one state of an operator has other entries; all others stay.
+
+        The state is what `frame` says: keys that it lacks have none. Its types may differ from those that are
+        stored, as long as the job declares them so. A state that the operator has not stored yet is added.
+        Timers are not touched.
+
+        Parameters
+        ----------
+        uid, name
+            Of the operator, and of its state.
+        frame
+            The columns that :func:`~flinkish_spark.read_state` gives: `key` (or `key_0`, ...),
+            `window_start` and `window_end`, `touched_at`, then `value` or the fields of the value. One row
+            per key (and window); a row with a null `value` is left out.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no such operator or chain, or the operator is new in this writer.
+        ConfigError, SchemaError
+            The DataFrame is a streaming one, or its columns do not fit.
+        """
+        planned = self._existing(uid)
+        own = self._chain_of(uid, planned, chain)
+        stored = _stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
+        rows = state_rows(frame, uid, name, planned.state.key_types, stored)
+        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
+    def remove_operator(self, uid: str) -> SavepointWriter:
+        """Return a writer without the state and the timers of an operator.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no such operator.
+        """
+        self._planned(uid)
+        plan = self._plan
+        return self._changed(
+            operators={other: one for other, one in plan.operators.items() if other != uid},
+            chains=without_operator(plan.chains, uid),
+            times=times_without(plan.times, uid, plan.operators),
+        )
+
+    def change_uid(self, old: str, new: str) -> SavepointWriter:
+        """Return a writer in which an operator has another uid; its state and timers stay.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no operator `old`, or `new` is taken.
+        ConfigError
+            `new` cannot be a uid.
+        """
+        planned, plan = self._planned(old), self._plan
+        with refused_as_config_errors("choose another uid"):
+            checked_name(new, "uid")
+        if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
+            raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
+        chains, names = with_uid(plan.chains, old, new)
+        operators = {new if uid == old else uid: one for uid, one in plan.operators.items()}
+        operators[new] = planned
+        return self._changed(
+            operators={uid: one.with_chains(names) for uid, one in operators.items()},
+            chains=chains,
+            times=times_with_uid(plan.times, old, new, plan.operators, names),
+        )
+
+    # -- writing --------------------------------------------------------------------------------
+    def write(self, path: str | Path) -> SavepointMetadata:
+        """Write the savepoint, by Spark jobs; return what it says about itself.
+
+        It exists when this returns, and not before: the description is created last. A directory with what a
+        crash left of an earlier call can be given again. Nothing that exists is overwritten.
+
+        Parameters
+        ----------
+        path
+            Absolute, new or empty, on a file system that driver and executors share, not in or around the
+            savepoint that this one comes from.
+
+        Raises
+        ------
+        SavepointFailed
+            The place cannot be used, or Spark failed.
+        BootstrapRefused, UserFunctionError
+            The rows do not fit together, or the function failed.
+        SavepointDamaged
+            The savepoint that it comes from is damaged.
+        StoreError
+            The disk refuses.
+        """
+        plan, folder = self._plan, Path(str(path).removeprefix("file://"))
+        check_target(str(folder), self._check_place)
+        place, now_ms = SavepointDir(folder), wall_ms()
+        target = WriteTarget(self._spark, folder, plan.origin, uuid.uuid4().hex[:8], now_ms)
+        written = {uid: write_operator(target, uid, one) for uid, one in plan.operators.items()}
+        times = plan.times
+        for uid, one in written.items():
+            times = times_with_timers(times, uid, one.due)
+        files = tuple(file for one in written.values() for file in one.files)
+        sync_folders(folder, files)
+        metadata = replace(
+            plan.metadata,
+            savepoint=uuid.uuid4().hex,
+            operators={uid: one.state for uid, one in written.items()},
+            chains=plan.chains,
+            files=files,
+            times=times,
+        )
+        # The savepoint exists from here on.
+        found = place.finish(metadata)
+        if found.savepoint != metadata.savepoint:
+            raise SavepointFailed(
+                f"somebody else has written a savepoint to {folder} meanwhile",
+                what_to_do="give another directory",
+            )
+        return found
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _check_place(self, target: Path) -> None:
+        if self._plan.origin is not None:
+            check_apart(target, self._plan.origin.path)
+
+    def _changed(self, **changes: object) -> SavepointWriter:
+        return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]
+
+    def _planned(self, uid: str) -> PlannedOperator:
+        found = self._plan.operators.get(uid)
+        if found is None:
+            known = ", ".join(self._plan.operators) or "none"
+            raise BootstrapRefused(
+                f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}"
+            )
+        return found
+
+    def _existing(self, uid: str) -> PlannedOperator:
+        planned = self._planned(uid)
+        if planned.filling is not None:
+            raise BootstrapRefused(
+                f"the operator '{uid}' is new in this writer",
+                why="its state is made by one function",
+                what_to_do="let that fill the state; or write the savepoint, and edit that one",
+            )
+        return planned
+
+    def _chain_of(self, uid: str, planned: PlannedOperator, chain: str | None) -> str:
+        having = [one.chain.name for one in self._plan.chains if uid in one.chain.operators]
+        known = sorted(planned.origin) or having
+        if chain is None and len(known) == 1:
+            return known[0]
+        if chain is None or chain not in known:
+            raise BootstrapRefused(
+                f"operator '{uid}' has state in {len(known)} chains"
+                if chain is None
+                else f"there is no chain '{chain}' of '{uid}'",
+                what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
+            )
+        return chain
+
+
+def _by_chain(uid: str, files: Sequence[StateFile]) -> dict[str, tuple[StateFile, ...]]:
+    own = [file for file in files if file.operator == uid]
+    chains = dict.fromkeys(file.chain for file in own)
+    return {chain: tuple(file for file in own if file.chain == chain) for chain in chains}
+
+
+def _stored_columns(origin: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
+    """Return the stored columns of a state, of the first key group that has it; None if none has."""
+    for file in files:
+        assert origin is not None
+        for _, value in file_values(origin.path, file):
+            table = stored_tables(value).get(STATE + name)
+            if table is not None:
+                return table.schema
+    return None
