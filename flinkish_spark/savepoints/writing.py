@@ -22,7 +22,7 @@ from flinkish_spark.operators.stored_groups import stored_tables
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
 from flinkish_spark.protocol.watermarks import EventTime
-from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function, keyed_by
+from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.columns_function import StateColumns
 from flinkish_spark.savepoints.edited_state import state_rows
@@ -50,8 +50,6 @@ from flinkish_spark.savepoints.targets import check_apart, check_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["KeyedStateBootstrapFunction", "SavepointWriter", "keyed_by"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""State from outside of a job: read it, make it, edit it. See ``docs/state.md``.
+
+Public, and all that is public of it; `read_state` is in :mod:`flinkish_spark`, too.
+"""
+
+from flinkish_spark.savepoints.bootstrap import KeyedRows, keyed_by
+from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
+from flinkish_spark.savepoints.errors import BootstrapRefused, CheckpointNotRetained
+from flinkish_spark.savepoints.reading import read_state, read_timers
+from flinkish_spark.savepoints.writing import SavepointWriter
+
+__all__ = [
+    "BootstrapRefused",
+    "CheckpointNotRetained",
+    "KeyedRows",
+    "KeyedStateBootstrapFunction",
+    "SavepointWriter",
+    "keyed_by",
+    "read_state",
+    "read_timers",
+]
