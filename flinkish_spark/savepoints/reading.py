@@ -177,7 +177,7 @@ class StoredState:
             A value is damaged, or Spark fails.
         """
         try:
-            found = self.rows.mapInArrow(FindSections(self.values), FOUND).distinct().collect()
+            found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
         except Exception as error:
             is_damaged = any(name in str(error) for name in _DAMAGE)
             raise (SavepointDamaged if is_damaged else SavepointFailed)(
@@ -320,9 +320,8 @@ def _in_checkpoint(
 
 
 def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:
-    master = str(spark.conf.get("spark.master", "local"))
     if scratch is None:
-        if not master.startswith("local"):
+        if not spark.sparkContext.master.startswith("local"):
             raise ConfigError(
                 "to read a checkpoint on a cluster a scratch directory is needed",
                 why="links to the checkpoint's files are made there, which executors have to see",

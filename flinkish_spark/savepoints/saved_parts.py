@@ -6,7 +6,7 @@ operator belongs to a chain, and operators in one chain of a job must have stood
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from flinkish_spark.protocol.agenda import Agenda
@@ -150,7 +150,7 @@ def times_with_uid(
 
 
 def times_with_timers(
-    times: EventTime | None, uid: str, due: Iterable[Sequence[int | None]]
+    times: EventTime | None, uid: str, due: Iterable[tuple[int, int | None, int | None]]
 ) -> EventTime | None:
     """Return where time stood, with timers of a new operator.
 
@@ -160,7 +160,7 @@ def times_with_timers(
         Key group, and when its next timers are due by event time and by processing time.
     """
     reports = [
-        TimerReport(uid, int(group or 0), event_ms, processing_ms)
+        TimerReport(uid, group, event_ms, processing_ms)
         for group, event_ms, processing_ms in due
         if (event_ms, processing_ms) != (None, None)
     ]

@@ -271,9 +271,11 @@ class SavepointWriter:
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
             raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
         chains, names = with_uid(plan.chains, old, new)
+        finished = tuple(new if uid == old else uid for uid in plan.metadata.finished)
         operators = {new if uid == old else uid: one for uid, one in plan.operators.items()}
         operators[new] = planned
         return self._changed(
+            metadata=replace(plan.metadata, finished=finished),
             operators={uid: one.with_chains(names) for uid, one in operators.items()},
             chains=chains,
             times=times_with_uid(plan.times, old, new, plan.operators, names),

@@ -18,11 +18,17 @@ from flinkish_spark import (
 )
 from flinkish_spark.errors import UserFunctionError
 from flinkish_spark.protocol.restoring import UnpositionedSources
-from flinkish_spark.savepoints.errors import BootstrapRefused, CheckpointNotRetained, SavepointFailed
+from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.reading import read_timers
 from flinkish_spark.savepoints.settings import RestoreSettings
-from flinkish_spark.savepoints.writing import KeyedStateBootstrapFunction, SavepointWriter, keyed_by
+from flinkish_spark.state_processor import (
+    BootstrapRefused,
+    CheckpointNotRetained,
+    KeyedStateBootstrapFunction,
+    SavepointWriter,
+    keyed_by,
+    read_timers,
+)
 from tests.savepoint_support import started, stop, stop_with
 from tests.support import ORDER, await_that, environment
 
@@ -103,7 +109,7 @@ def test_a_job_goes_on_with_bootstrapped_state_and_timers(spark, job_dir, tmp_pa
         (MapStateDescriptor("by_amount", "LONG", "STRING"), ("amount", "user")),
         (ListStateDescriptor("amounts", "LONG"), "amount"),
     ]
-    both = rows.withColumn("half", F.expr("user"))
+    both = rows.withColumn("half", F.col("user"))
     writer = SavepointWriter.new(spark).with_operator("totals", keyed_by(rows, "user"), Bootstrap())
     metadata = writer.with_operator("beside", keyed_by(both.where("amount > 0"), "half"), columns).write(
         target
