@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
-from flinkish_spark.operators.group_state import OWNER, STATE, BaseRef, Bases, table_bytes
+from flinkish_spark.operators.group_state import OWNER, STATE, TIMERS, BaseRef, Bases, table_bytes
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.state_evolution import evolved, types_text
 from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, SlotForm, TableLayout
@@ -71,7 +71,8 @@ def changed_group(
     owner
         Uid of the operator whose value it becomes.
     changes
-        Entries by section, sorted by hash; a table without rows takes the section away.
+        Entries by section, sorted by hash; a table without rows takes the section away. Of timers, the first
+        value is their place in the order of registration.
 
     Returns
     -------
@@ -84,14 +85,17 @@ def changed_group(
         The value is damaged.
     """
     sections: dict[str, bytes | memoryview] = {} if value is None else dict(unpack_frame(value))
-    known = json.loads(bytes(sections.pop(OWNER, b"{}")))
+    registered = json.loads(bytes(sections.pop(OWNER, b"{}"))).get("registered", {})
     for name, table in changes.items():
         sections.pop(name, None)
         if table.num_rows:
             sections[name] = table_bytes(table)
+        if name.startswith(TIMERS):
+            # Their places in the order of registration count from 0.
+            registered[name.removeprefix(TIMERS)] = table.num_rows
     if not sections:
         return None
-    kept = {"uid": owner, "base": None, "former": [], "registered": known.get("registered", {})}
+    kept = {"uid": owner, "base": None, "former": [], "registered": registered}
     return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
 
 

@@ -1,4 +1,4 @@
-"""The rows of one state as a user writes them back: as `read_state` gives them, and how they are stored."""
+"""The rows of one state, or of timers, as a user writes them back, and how they are stored."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import STATE
-from flinkish_spark.operators.table_codec import HASH, TOUCHED, SlotForm, TableLayout
+from flinkish_spark.operators.stored_groups import stored_tables
+from flinkish_spark.operators.table_codec import HASH, TOUCHED, SlotForm, TableLayout, timer_layout
+from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.row_blocks import arrow_schema
-from flinkish_spark.savepoints.entries import TIMES
-from flinkish_spark.savepoints.group_edits import EditedState
+from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, TIMES, file_values
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.group_edits import Edit, EditedState, EditedTimers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
+_COLUMNS = "give the columns that read_timers gives"
 
 
 @dataclass(frozen=True)
-class StateRows:
-    """All entries that a state is to have.
+class EditRows:
+    """All entries that a state is to have, or all timers of an operator.
 
     Parameters
     ----------
-    name
-        Of the state.
     frame
-        The key's hash, then columns in stored order.
-    edited
+        The key's hash, then columns in the order that `edit` says.
+    edit
         How they are stored.
     """
 
-    name: str
     frame: DataFrame
-    edited: EditedState
+    edit: Edit
 
 
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
-) -> StateRows:
+) -> EditRows:
     """Return the rows of a state, checked as far as that is possible without reading them.
 
     Parameters
@@ -70,18 +72,76 @@ def state_rows(
         raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
     layout, columns = state_columns(frame.schema, uid, name, key_types)
     _check_same_slots(layout.schema, stored, uid, name)
-    keys = [F.col(quoted(one.name)) for one in columns[: len(key_types)]]
-    rows = frame
     if len(layout.values) == 1:
         # A null is what a state has that has nothing.
-        rows = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
-    selected = rows.select(
-        F.xxhash64(*keys).alias(HASH),
-        *(F.col(quoted(one.name)).alias(f"c{number}") for number, one in enumerate(columns)),
+        frame = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
+    selected, schema = _hashed(frame, columns, len(key_types))
+    return EditRows(selected, EditedState(STATE + name, schema, layout.schema))
+
+
+def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
+    """Return the timers of an operator, checked as far as that is possible without reading them.
+
+    Parameters
+    ----------
+    frame
+        Columns as `read_timers` gives them, in any order; timers of functions need no window.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    if frame.isStreaming:
+        raise ConfigError("timers cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    for window in _WINDOW:
+        if window not in frame.columns:
+            frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
+    columns = timer_fields(frame.schema, uid, key_types)
+    kinds = [one.dataType for one in columns[: len(key_types)]]
+    selected, schema = _hashed(frame, columns, len(key_types))
+    layouts = {domain: timer_layout(domain, kinds) for domain in TimeDomain}
+    return EditRows(selected, EditedTimers(schema, layouts))
+
+
+def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
+    """Return the columns of timers in the order in which they travel."""
+    what = f"the timers of '{uid}'"
+    key_names = _key_names(schema, what, key_types)
+    wanted = {CLOCK: "string", TIME_MS: "bigint", _WINDOW[0]: "timestamp", _WINDOW[1]: "timestamp"}
+    given = {field.name: field for field in schema}
+    for name, kind in wanted.items():
+        found = given[name].dataType.simpleString() if name in given else "missing"
+        if found != kind:
+            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_COLUMNS)
+    strange = sorted(given.keys() - {*key_names, *wanted})
+    if strange:
+        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_COLUMNS)
+    return [given[name] for name in (*key_names, *wanted)]
+
+
+def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
+    """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
+    named = [F.col(quoted(one.name)) for one in columns]
+    selected = frame.select(
+        F.xxhash64(*named[:keys]).alias(HASH), *(one.alias(f"c{number}") for number, one in enumerate(named))
     )
     fields = [T.StructField(f"c{number}", one.dataType) for number, one in enumerate(columns)]
-    schema = arrow_schema([T.StructField(HASH, T.LongType()), *fields])
-    return StateRows(name, selected, EditedState(STATE + name, schema, layout.schema))
+    return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
+
+
+def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> list[str]:
+    """Return the names of the key's columns; refuse others than the operator has."""
+    names = ["key"] if len(key_types) == 1 else [f"key_{number}" for number in range(len(key_types))]
+    given = {field.name: field for field in schema}
+    for key, kind in zip(names, key_types, strict=True):
+        found = given[key].dataType.simpleString() if key in given else "missing"
+        if found != kind:
+            raise SchemaError(
+                f"the key of {what} is '{key}', a {kind}, which is {found}",
+                what_to_do="give the columns that reading gives; cast the key to its type",
+            )
+    return names
 
 
 def state_columns(
@@ -89,15 +149,8 @@ def state_columns(
 ) -> tuple[TableLayout, list[T.StructField]]:
     """Return how a state with these columns is stored, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
-    key_names = ["key"] if len(key_types) == 1 else [f"key_{number}" for number in range(len(key_types))]
+    key_names = _key_names(schema, what, key_types)
     given = {field.name: field for field in schema}
-    for key, kind in zip(key_names, key_types, strict=True):
-        found = given[key].dataType.simpleString() if key in given else "missing"
-        if found != kind:
-            raise SchemaError(
-                f"{what} is keyed by '{key}', a {kind}, which is {found}",
-                what_to_do="give the columns that read_state gives; cast the key to its type",
-            )
     has_window = [window in given for window in _WINDOW]
     if any(has_window) and not all(has_window):
         raise SchemaError(f"{what} has one of {' and '.join(_WINDOW)}", what_to_do="give both, or none")
@@ -142,3 +195,20 @@ def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, nam
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "no times"
+
+
+def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
+    """Return the stored columns of a state, of the first key group that has it; None if none has.
+
+    Parameters
+    ----------
+    place
+        The savepoint that has the files; None where there are none.
+    """
+    for file in files:
+        assert place is not None
+        for _, value in file_values(place.path, file):
+            table = stored_tables(value).get(STATE + name)
+            if table is not None:
+                return table.schema
+    return None

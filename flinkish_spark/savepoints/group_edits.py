@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.group_state import TIMERS
 from flinkish_spark.operators.stored_groups import changed_group
-from flinkish_spark.operators.table_codec import ALIVE
+from flinkish_spark.operators.table_codec import ALIVE, TIME, TableLayout
 from flinkish_spark.runtime.row_blocks import from_block
 from flinkish_spark.savepoints.entries import TIMES, to_ms
 from flinkish_spark.savepoints.group_writers import VALUE, WriterRefused
+
+
+class Edit(Protocol):
+    """Other entries for some sections of every key group."""
+
+    @property
+    def name(self) -> str:
+        """What is edited; a later edit of the same takes the place of an earlier one."""
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Schema of the blocks."""
+
+    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
+        """Return the entries of a key group by section, sorted by hash.
+
+        Raises
+        ------
+        WriterRefused
+            The rows do not fit together.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,51 +58,102 @@ class EditedState:
     rows: pa.Schema
     stored: pa.Schema
 
-    def table(self, blocks: Sequence[bytes]) -> pa.RecordBatch:
-        """Return the stored entries, sorted by hash.
+    @property
+    def name(self) -> str:
+        """The state, for messages."""
+        return f"the state '{self.section.partition('/')[2]}'"
 
-        Raises
-        ------
-        WriterRefused
-            A key occurs twice, or a time cannot be stored.
-        """
-        none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in self.rows.types], schema=self.rows)
-        given = pa.concat_batches([none, *(from_block(block, self.rows) for block in blocks)])
+    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
+        """Return the entries; a key occurs once, and has all of its times."""
+        given = _joined(blocks, self.rows)
         arrays, columns = [], iter(given.columns)
         for field in self.stored:
             if field.name == ALIVE:
                 arrays.append(pa.array([True] * given.num_rows, pa.bool_()))
             elif field.name in TIMES:
-                arrays.append(self._ms(field.name, next(columns)))
+                arrays.append(_ms(self.name, field.name, next(columns)))
             else:
                 arrays.append(next(columns))
         table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
-        self._check_once(table)
-        return table.take(pa.array(np.argsort(table.column(0).to_numpy(), kind="stable")))
+        _check_once(self.name, table, ("from", "to"))
+        return {self.section: _by_hash(table)}
 
-    def _ms(self, name: str, column: pa.Array) -> pa.Array:
-        if column.null_count:
-            raise WriterRefused(f"{TIMES[name]} of {self._name} is null; every entry has one")
-        try:
-            return to_ms(column)
-        except ValueError as error:
-            raise WriterRefused(f"{TIMES[name]} of {self._name}: {error}") from None
 
-    def _check_once(self, table: pa.RecordBatch) -> None:
-        slots = [
-            field.name
-            for field in table.schema
-            if field.name.startswith("key_") or field.name in ("from", "to")
+@dataclass(frozen=True)
+class EditedTimers:
+    """The timers of both clocks, as a user gives them.
+
+    Parameters
+    ----------
+    rows
+        Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
+    layouts
+        How the timers of each clock are stored.
+    """
+
+    rows: pa.Schema
+    layouts: Mapping[TimeDomain, TableLayout]
+    name: str = "the timers"
+
+    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
+        """Return the timers; those of one time fire in the order of their hashes."""
+        given = _joined(blocks, self.rows)
+        *keys, clock, time_ms, begins, ends = given.columns
+        known = pa.array([domain.value for domain in TimeDomain])
+        if clock.null_count or not pc.all(pc.is_in(clock, known), min_count=0).as_py():
+            raise WriterRefused(f"the clock of a timer is one of {', '.join(known.to_pylist())}")
+        if time_ms.null_count or not begins.is_null().equals(ends.is_null()):
+            raise WriterRefused("a timer has no time, or a window without beginning or end")
+        slots = [*keys, time_ms, to_ms(begins), to_ms(ends)]
+        return {
+            TIMERS + domain.value: self._table(domain, layout, slots, pc.equal(clock, domain.value))
+            for domain, layout in self.layouts.items()
+        }
+
+    def _table(
+        self, domain: TimeDomain, layout: TableLayout, slots: Sequence[pa.Array], own: pa.Array
+    ) -> pa.RecordBatch:
+        columns = [column.filter(own) for column in slots]
+        count = len(columns[0])
+        hashes, times = columns[0].to_numpy(), columns[-3].to_numpy()
+        places = np.empty(count, dtype=np.int64)
+        places[np.lexsort((hashes, times))] = np.arange(count)
+        arrays = [
+            *columns,
+            pa.array(places),
+            pa.nulls(count, pa.int64()),
+            pa.array([True] * count, pa.bool_()),
         ]
-        counts = pa.Table.from_batches([table]).group_by(slots).aggregate([([], "count_all")])
-        if counts.num_rows != table.num_rows:
-            twice = counts.filter(pc.greater(counts.column("count_all"), 1)).slice(0, 1).to_pylist()[0]
-            key = [twice[name] for name in slots]
-            raise WriterRefused(f"{self._name} has several rows for {key!r:.200}; give one")
+        table = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+        _check_once(f"{self.name} of {domain.value}", table, (TIME, "from", "to"))
+        return _by_hash(table)
 
-    @property
-    def _name(self) -> str:
-        return f"the state '{self.section.partition('/')[2]}'"
+
+def _joined(blocks: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    return pa.concat_batches([none, *(from_block(block, schema) for block in blocks)])
+
+
+def _by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
+    return table.take(pa.array(np.argsort(table.column(0).to_numpy(), kind="stable")))
+
+
+def _ms(what: str, name: str, column: pa.Array) -> pa.Array:
+    if column.null_count:
+        raise WriterRefused(f"{TIMES[name]} of {what} is null; every entry has one")
+    try:
+        return to_ms(column)
+    except ValueError as error:
+        raise WriterRefused(f"{TIMES[name]} of {what}: {error}") from None
+
+
+def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> None:
+    """Refuse two entries of one place: keys, and what else tells entries apart."""
+    slots = [name for name in table.schema.names if name.startswith("key_") or name in others]
+    counts = pa.Table.from_batches([table]).group_by(slots).aggregate([([], "count_all")])
+    if counts.num_rows != table.num_rows:
+        twice = counts.filter(pc.greater(counts.column("count_all"), 1)).slice(0, 1).to_pylist()[0]
+        raise WriterRefused(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
 
 
 @dataclass(frozen=True)
@@ -89,17 +164,19 @@ class EditGroup:
     ----------
     owner
         Uid that the value is to have.
-    states
+    edits
         By part. A state that is edited and of which a key group has no rows is empty there.
     """
 
     owner: str
-    states: Mapping[int, EditedState]
+    edits: Mapping[int, Edit]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
         """Return the value."""
         before = parts.get(VALUE, [])
         if len(before) > 1:
             raise WriterRefused(f"key group {group} of '{self.owner}' is there twice")
-        tables = {edited.section: edited.table(parts.get(part, ())) for part, edited in self.states.items()}
+        tables: dict[str, pa.RecordBatch] = {}
+        for part, edit in self.edits.items():
+            tables.update(edit.tables(parts.get(part, ())))
         return changed_group(before[0] if before else None, self.owner, tables)

@@ -25,10 +25,10 @@ from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.bootstrap import KeyedRows
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
-from flinkish_spark.savepoints.edited_state import StateRows
+from flinkish_spark.savepoints.edited_state import EditRows
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointDamaged, SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.group_edits import EditGroup
+from flinkish_spark.savepoints.group_edits import EditedTimers, EditGroup
 from flinkish_spark.savepoints.group_filling import ROW_TIME, FilledRows, FillGroup
 from flinkish_spark.savepoints.group_writers import (
     KEY_GROUP,
@@ -42,6 +42,7 @@ from flinkish_spark.savepoints.group_writers import (
     WriteGroups,
     WriterRefused,
 )
+from flinkish_spark.savepoints.saved_parts import DueTimers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -85,12 +86,25 @@ class PlannedOperator:
 
     state: OperatorState
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
-    edits: Mapping[str, tuple[StateRows, ...]] = field(default_factory=dict)
+    edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
     filling: Filling | None = None
 
-    def with_edit(self, chain: str, rows: StateRows) -> PlannedOperator:
-        """Return the plan with one more state that is replaced; an earlier edit of it is forgotten."""
-        others = tuple(one for one in self.edits.get(chain, ()) if one.name != rows.name)
+    @classmethod
+    def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
+        """Return an operator as a savepoint has it.
+
+        Parameters
+        ----------
+        files
+            All of the savepoint.
+        """
+        own = [file for file in files if file.operator == uid]
+        chains = dict.fromkeys(file.chain for file in own)
+        return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
+
+    def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
+        """Return the plan with one more edit; an earlier edit of the same is forgotten."""
+        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
     def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
@@ -115,12 +129,12 @@ class WrittenOperator:
     state
         With all of its states.
     due
-        Of a new operator: key group, next event-time timer, next processing-time timer.
+        By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
     """
 
     state: OperatorState
     files: tuple[StateFile, ...]
-    due: tuple[tuple[int, int | None, int | None], ...] = ()
+    due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,10 +175,10 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
     if planned.filling is not None:
         reports = _fill(target, uid, planned.state, planned.filling)
         files = _files(uid, planned.filling.chain, reports)
-        due = tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
+        due = {planned.filling.chain: _due(reports)}
         return WrittenOperator(_with_states(planned.state, reports), files, due)
     written: list[StateFile] = []
-    state = planned.state
+    state, timers = planned.state, dict[str, tuple[DueTimers, ...]]()
     for chain in sorted(planned.origin.keys() | planned.edits.keys()):
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
         if not edits and all(file.operator == uid for file in old):
@@ -175,7 +189,9 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
         reports = _rewrite(target, uid, state, old, edits)
         state = _with_states(state, reports)
         written += _files(uid, chain, reports)
-    return WrittenOperator(state, tuple(written))
+        if any(isinstance(one.edit, EditedTimers) for one in edits):
+            timers[chain] = _due(reports)
+    return WrittenOperator(state, tuple(written), timers)
 
 
 def key_columns(keys: Sequence[str | Column]) -> list[Column]:
@@ -236,7 +252,7 @@ def _rewrite(
     uid: str,
     state: OperatorState,
     old: Sequence[StateFile],
-    edits: Sequence[StateRows],
+    edits: Sequence[EditRows],
 ) -> list[dict[str, Any]]:
     frames = []
     if old:
@@ -245,15 +261,14 @@ def _rewrite(
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
         frames.append(listed.mapInArrow(PackValues(str(target.origin.path)), PACKED))
-    states = {}
     for part, rows in enumerate(edits, start=VALUE + 1):
-        states[part] = rows.edited
         hashed = _by_group(rows.frame, state.max_parallelism)
-        frames.append(hashed.mapInArrow(PackRows(part, rows.edited.rows), PACKED))
+        frames.append(hashed.mapInArrow(PackRows(part, rows.edit.rows), PACKED))
     together = reduce(lambda one, other: one.unionByName(other), frames)
     if edits:
         together = _shuffled(target, together, state, sum(file.size_bytes for file in old))
-    return _run(target, uid, state, together, EditGroup(uid, states))
+    by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
+    return _run(target, uid, state, together, EditGroup(uid, by_part))
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
@@ -294,6 +309,10 @@ def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[
         StateFile(uid, chain, one["name"], int(one["rows"]), int(one["bytes"]), one["sha256"])
         for one in found
     )
+
+
+def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
+    return tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
 
 
 def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> OperatorState:

@@ -17,6 +17,8 @@ from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.errors import BootstrapRefused
 
 Chains = tuple[SavedChain, ...]
+#: A key group, and when its next timers are due by event time and by processing time.
+DueTimers = tuple[int, int | None, int | None]
 
 
 def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
@@ -150,24 +152,27 @@ def times_with_uid(
 
 
 def times_with_timers(
-    times: EventTime | None, uid: str, due: Iterable[tuple[int, int | None, int | None]]
+    times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
-    """Return where time stood, with timers of a new operator.
+    """Return where time stood, with these timers of an operator in a chain in the place of those it had.
 
     Parameters
     ----------
-    due
-        Key group, and when its next timers are due by event time and by processing time.
+    chains
+        All in which the operator has state: one that is in several goes by its uid and the chain.
     """
+    own = f"{uid}.{chain}"
+    known = {own} if len(chains) > 1 else {uid, own}
     reports = [
-        TimerReport(uid, group, event_ms, processing_ms)
+        TimerReport(own if len(chains) > 1 else uid, group, event_ms, processing_ms)
         for group, event_ms, processing_ms in due
         if (event_ms, processing_ms) != (None, None)
     ]
-    if not reports:
-        return times
-    known = times or EventTime()
-    return replace(known, agenda=known.agenda.after(reports))
+    if times is None and not reports:
+        return None
+    before = times or EventTime()
+    others = {place: one for place, one in before.agenda.groups.items() if place[0] not in known}
+    return replace(before, agenda=Agenda(others).after(reports))
 
 
 def operator_of(name: str, operators: Collection[str]) -> str:

@@ -12,21 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.graph.declared import check_max_parallelism
-from flinkish_spark.operators.group_state import STATE
-from flinkish_spark.operators.stored_groups import stored_tables
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
-from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
+from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.columns_function import StateColumns
-from flinkish_spark.savepoints.edited_state import state_rows
-from flinkish_spark.savepoints.entries import file_values
+from flinkish_spark.savepoints.edited_state import state_rows, stored_columns, timer_rows
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointFailed
 from flinkish_spark.savepoints.export import sync_folders
 from flinkish_spark.savepoints.files import SavepointDir
@@ -147,7 +142,7 @@ class SavepointWriter:
         metadata = place.metadata()
         place.check_files(metadata.files)
         operators = {
-            uid: PlannedOperator(state, _by_chain(uid, metadata.files))
+            uid: PlannedOperator.of_stored(uid, state, metadata.files)
             for uid, state in metadata.operators.items()
         }
         plan = _Plan(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
@@ -235,8 +230,29 @@ class SavepointWriter:
         """
         planned = self._existing(uid)
         own = self._chain_of(uid, planned, chain)
-        stored = _stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
+        stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
         rows = state_rows(frame, uid, name, planned.state.key_types, stored)
+        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
+    def with_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
+        """Return a writer in which an operator has other timers, of both clocks; its states stay.
+
+        Parameters
+        ----------
+        frame
+            The columns that :func:`~flinkish_spark.state_processor.read_timers` gives; timers of functions
+            need no window. Those of one time fire in no promised order.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused, ConfigError, SchemaError
+            As from :meth:`with_state`.
+        """
+        planned = self._existing(uid)
+        own = self._chain_of(uid, planned, chain)
+        rows = timer_rows(frame, uid, planned.state.key_types)
         return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
 
     def remove_operator(self, uid: str) -> SavepointWriter:
@@ -312,7 +328,9 @@ class SavepointWriter:
         written = {uid: write_operator(target, uid, one) for uid, one in plan.operators.items()}
         times = plan.times
         for uid, one in written.items():
-            times = times_with_timers(times, uid, one.due)
+            chains = {file.chain for file in one.files} | one.due.keys()
+            for chain, due in one.due.items():
+                times = times_with_timers(times, uid, chain, chains, due)
         files = tuple(file for one in written.values() for file in one.files)
         sync_folders(folder, files)
         metadata = replace(
@@ -372,20 +390,3 @@ class SavepointWriter:
                 what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
             )
         return chain
-
-
-def _by_chain(uid: str, files: Sequence[StateFile]) -> dict[str, tuple[StateFile, ...]]:
-    own = [file for file in files if file.operator == uid]
-    chains = dict.fromkeys(file.chain for file in own)
-    return {chain: tuple(file for file in own if file.chain == chain) for chain in chains}
-
-
-def _stored_columns(origin: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
-    """Return the stored columns of a state, of the first key group that has it; None if none has."""
-    for file in files:
-        assert origin is not None
-        for _, value in file_values(origin.path, file):
-            table = stored_tables(value).get(STATE + name)
-            if table is not None:
-                return table.schema
-    return None

@@ -20,7 +20,8 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.table_codec import timer_layout
 from flinkish_spark.protocol.agenda import Agenda, NextTimers
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.restoring import (
@@ -38,10 +39,10 @@ from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.bootstrap import bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
-from flinkish_spark.savepoints.edited_state import state_columns
+from flinkish_spark.savepoints.edited_state import state_columns, timer_fields
 from flinkish_spark.savepoints.entries import SavepointValues, file_values
 from flinkish_spark.savepoints.errors import BootstrapRefused
-from flinkish_spark.savepoints.group_edits import EditedState, EditGroup
+from flinkish_spark.savepoints.group_edits import EditedState, EditedTimers, EditGroup
 from flinkish_spark.savepoints.group_filling import FilledRows, FillGroup
 from flinkish_spark.savepoints.group_writers import PackRows, PackValues, WriteGroups, WriterRefused
 from flinkish_spark.savepoints.saved_parts import (
@@ -382,10 +383,82 @@ def test_two_rows_for_one_key_and_null_times_are_refused(tmp_path) -> None:
         edited(tmp_path, before, "totals", ddl, [("ann", None, 1)], "recent")
 
 
+def edited_timers(folder, report, rows):
+    """The file with other timers."""
+    ddl = "key STRING, clock STRING, time_ms LONG, window_start TIMESTAMP, window_end TIMESTAMP"
+    columns = timer_fields(parse_ddl(ddl), "totals", ["string"])
+    fields = [T.StructField("hash", T.LongType())]
+    fields += [T.StructField(f"c{at}", field.dataType) for at, field in enumerate(columns)]
+    layouts = {domain: timer_layout(domain, [T.StringType()]) for domain in TimeDomain}
+    edit = EditedTimers(arrow_schema(fields), layouts)
+    hashes = [OperatorHarness._hash(row[0]) for row in rows]
+    arrays = [pa.array([one % GROUPS for one in hashes], pa.int32()), pa.array(hashes, pa.int64())]
+    arrays += [pa.array([row[at] for row in rows], edit.rows.types[at + 1]) for at in range(len(columns))]
+    batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *edit.rows.names])
+    given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
+    blocks = sorted_blocks(PackValues(str(folder))([given]), PackRows(1, edit.rows)([batch]))
+    return report_of(WriteGroups(str(folder), "totals", "timed", EditGroup("totals", {1: edit})), blocks)
+
+
+def test_timers_are_replaced_and_states_stay(tmp_path) -> None:
+    before = filled(tmp_path, Fills(), ORDERS, timestamp="at")
+    event, processing = (domain.value for domain in TimeDomain)
+    rows = [
+        ("ben", event, 90, None, None),
+        ("ann", event, 80, None, None),
+        ("ann", event, 70, None, None),
+        ("cem", processing, NOW_MS + 5, None, None),
+    ]
+    report = edited_timers(tmp_path, before, rows)
+    due = {group: tuple(times) for group, *times in report["due"]}
+    assert due[OperatorHarness._hash("ann") % GROUPS][0] == 70
+    job = restored(tmp_path, report, Goes())
+    job.watermark(80)
+    assert job.take().rows == [("timer", "ann", 70, event), ("timer", "ann", 80, event)]
+    job.processing_time(NOW_MS + 5)
+    assert job.take().rows == [("timer", "cem", NOW_MS + 5, processing)]
+    job.push(Order("ann", 0, 0))
+    assert job.take().rows == [("order", "ann", 8, [5, 3], 3)]
+    assert job.timer_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (("ann", "WALL", 1, None, None), "one of EVENT_TIME, PROCESSING_TIME"),
+        (("ann", "EVENT_TIME", None, None, None), "no time"),
+        (("ann", "EVENT_TIME", 1, datetime.datetime(2026, 1, 1), None), "without beginning or end"),
+    ],
+)
+def test_timers_that_cannot_be_are_refused(tmp_path, row, says) -> None:
+    before = filled(tmp_path, Fills(), ORDERS, timestamp="at")
+    with pytest.raises(WriterRefused, match=says):
+        edited_timers(tmp_path, before, [row])
+    twice = ("ann", "EVENT_TIME", 1, None, None)
+    with pytest.raises(WriterRefused, match="the timers of EVENT_TIME has several rows"):
+        edited_timers(tmp_path, before, [twice, twice])
+
+
+WINDOW = "window_start TIMESTAMP, window_end TIMESTAMP"
+
+
 @pytest.mark.parametrize(
     ("ddl", "says"),
     [
-        ("key LONG, value LONG", "keyed by 'key', a string, which is bigint"),
+        (f"key STRING, clock STRING, time_ms INT, {WINDOW}", "'time_ms' .* is a bigint, and here int"),
+        (f"key STRING, time_ms LONG, {WINDOW}", "'clock' .* here missing"),
+        (f"key STRING, clock STRING, time_ms LONG, {WINDOW}, n INT", "no column 'n'"),
+    ],
+)
+def test_columns_that_are_not_those_of_read_timers_are_refused(ddl, says) -> None:
+    with pytest.raises(SchemaError, match=says):
+        timer_fields(parse_ddl(ddl), "totals", ["string"])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "says"),
+    [
+        ("key LONG, value LONG", "'key', a string, which is bigint"),
         ("value LONG", "which is missing"),
         ("key STRING", "has no value"),
         ("key STRING, total LONG", "the only value 'total'"),
@@ -499,10 +572,17 @@ def test_timers_follow_their_operator() -> None:
 
 
 def test_timers_of_a_new_operator_are_known_to_the_job() -> None:
-    assert times_with_timers(None, "totals", [(3, None, None)]) is None
-    times = times_with_timers(None, "totals", [(3, None, None), (4, 60_000, None)])
+    assert times_with_timers(None, "totals", "a", ["a"], [(3, None, None)]) is None
+    times = times_with_timers(None, "totals", "a", ["a"], [(3, None, None), (4, 60_000, None)])
     assert times is not None and times.agenda.groups == {("totals", 4): NextTimers(60_000, None)}
     assert EventTime.from_json(times.to_json()) == times
+    # Of one that is in several chains only those in this one are replaced.
+    both = EventTime(agenda=timers("totals.a", "totals.b"))
+    times = times_with_timers(both, "totals", "a", ["a", "b"], [(4, None, 7)])
+    assert times is not None and times.agenda.groups == {
+        ("totals.a", 4): NextTimers(None, 7),
+        ("totals.b", 3): NextTimers(60_000, None),
+    }
 
 
 def test_values_of_a_savepoint_pass_through_as_they_are(tmp_path) -> None:
