@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.savepoints import SavedChain
-from flinkish_spark.protocol.scans import Chain
+from flinkish_spark.protocol.scans import Chain, Position
 from flinkish_spark.protocol.time_facts import TimerReport
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.errors import BootstrapRefused
@@ -31,7 +31,7 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
     Parameters
     ----------
     beside
-        Name of the chain; None where all chains stood at the same place of the same source, or there is none.
+        Name of the chain; None where all chains stood at the same places of the same sources, or there is none.
 
     Raises
     ------
@@ -45,10 +45,10 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
     ('totals', 'counts')
     """
     if not chains:
-        return (SavedChain(Chain("", (uid,), (uid,)), None),), uid
+        return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
     names = [one.chain.name for one in chains]
     if beside is None:
-        if any((one.chain.source, one.position) != _place(chains[0]) for one in chains):
+        if any(_places(one) != _places(chains[0]) for one in chains):
             raise BootstrapRefused(
                 f"it is not clear where the new operator '{uid}' stands",
                 why="the chains of the savepoint stood at different places",
@@ -67,11 +67,11 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
 
 
 def without_operator(chains: Chains, uid: str) -> Chains:
-    """Return the chains without an operator; a chain with a source stays, since it says where that stood."""
+    """Return the chains without an operator; a chain with sources stays, since it says where they stood."""
     changed = [
         _with_operators(one, tuple(other for other in one.chain.operators if other != uid)) for one in chains
     ]
-    return tuple(one for one in changed if one.chain.operators or one.chain.source)
+    return tuple(one for one in changed if one.chain.operators or one.chain.inputs)
 
 
 def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
@@ -87,8 +87,9 @@ def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, s
     return tuple(changed), names
 
 
-def _place(one: SavedChain) -> tuple[str, object]:
-    return one.chain.source, one.position
+def _places(one: SavedChain) -> dict[str, Position]:
+    """Return where all inputs of a chain stood; None for one that Spark had not asked yet."""
+    return {name: one.positions.get(name) for name in one.chain.inputs}
 
 
 def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:

@@ -31,7 +31,7 @@ from flinkish_spark.savepoints.state_files import StateFileWriter
 from flinkish_spark.savepoints.writing import SavepointWriter
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
-AT = {"orders": {"0": 7}}
+AT = {"orders": {"orders": {"0": 7}}}
 
 
 class Count(KeyedProcessFunction):
@@ -71,7 +71,7 @@ def old(tmp_path):
         shuffle_partitions=2,
         operators={uid: OperatorState(16, ("string",), states) for uid in ("totals", "counts")},
         sources={"orders": SourceFacts("kafka", {"topic-orders": {"id": "x"}})},
-        chains=(SavedChain(Chain("orders", ("totals", "counts"), ("counts",)), AT, ("table",)),),
+        chains=(SavedChain(Chain(("orders",), ("totals", "counts"), ("counts",)), AT, ("table",)),),
         sinks=("table",),
         hooks={"catalog": {"version": 3}},
         finished=("counts",),
@@ -93,7 +93,7 @@ def test_what_is_not_changed_is_taken_over_with_places_hooks_and_times(old, tmp_
     assert new.savepoint != metadata.savepoint
     assert new.operators == {"counts": metadata.operators["counts"]}
     assert new.files == (metadata.files[1],) and (tmp_path / "new" / new.files[0].path).is_file()
-    assert new.chains == (SavedChain(Chain("orders", ("counts",), ("counts",)), AT, ("table",)),)
+    assert new.chains == (SavedChain(Chain(("orders",), ("counts",), ("counts",)), AT, ("table",)),)
     assert new.times == EventTime(agenda=Agenda({("counts", 1): NextTimers(60_000, None)}))
     kept = ("job", "job_uuid", "checkpoint", "sources", "sinks", "hooks", "finished")
     assert all(getattr(new, name) == getattr(metadata, name) for name in kept)
@@ -183,7 +183,7 @@ def test_of_several_chains_it_has_to_be_said_which(old, tmp_path) -> None:
         state_file(both, "totals", "totals"),
         replace(state_file(both, "totals", "counts"), chain="counts"),
     )
-    chains = (SavedChain(Chain("orders", ("totals",), ("totals",)), AT), *metadata.chains)
+    chains = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), AT), *metadata.chains)
     SavepointDir(both).finish(replace(metadata, files=files, chains=chains))
     with pytest.raises(BootstrapRefused, match=r"in 2 chains.*chain='counts' or 'totals'"):
         writer_of(both).with_state("totals", "n", None)  # type: ignore[arg-type]

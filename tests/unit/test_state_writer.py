@@ -483,7 +483,7 @@ def test_columns_are_stored_as_a_job_stores_them() -> None:
 
 
 # -- chains and times -------------------------------------------------------------------------------
-ORDERS_AT = {"orders": {"0": 7}}
+ORDERS_AT = {"orders": {"orders": {"0": 7}}}
 
 
 def savepoint(chains, *uids) -> SavepointMetadata:
@@ -494,7 +494,9 @@ def savepoint(chains, *uids) -> SavepointMetadata:
 
 def shape(*chains: Chain) -> JobShape:
     uids = {uid for chain in chains for uid in chain.operators}
-    sources = {chain.source: SourceShape("kafka", True, frozenset({"orders"})) for chain in chains}
+    sources = {
+        uid: SourceShape("kafka", True, frozenset({"orders"})) for chain in chains for uid in chain.sources
+    }
     operators = {uid: OperatorShape(128, ("string",)) for uid in uids}
     return JobShape(operators, sources, {chain: ("table",) for chain in chains})
 
@@ -502,10 +504,10 @@ def shape(*chains: Chain) -> JobShape:
 @pytest.mark.parametrize(
     "chains",
     [
-        [Chain("orders", ("totals", "counts"), ("counts",))],
-        [Chain("orders", ("totals",), ("totals",)), Chain("orders", ("totals", "counts"), ("counts",))],
-        [Chain("orders", ("totals",), ("totals",)), Chain("clicks", ("counts",), ("counts",))],
-        [Chain("orders", ("other", "totals"), ("totals",)), Chain("clicks", ("counts",), ("counts",))],
+        [Chain(("orders",), ("totals", "counts"), ("counts",))],
+        [Chain(("orders",), ("totals",), ("totals",)), Chain(("orders",), ("totals", "counts"), ("counts",))],
+        [Chain(("orders",), ("totals",), ("totals",)), Chain(("clicks",), ("counts",), ("counts",))],
+        [Chain(("orders",), ("other", "totals"), ("totals",)), Chain(("clicks",), ("counts",), ("counts",))],
     ],
 )
 def test_a_savepoint_from_nothing_fits_every_plan_and_sources_begin_where_they_say(chains) -> None:
@@ -514,20 +516,22 @@ def test_a_savepoint_from_nothing_fits_every_plan_and_sources_begin_where_they_s
     assert check_restore(savepoint(saved, "totals", "counts"), job, RestoreRules()).problems == ()
     for chain in chains:
         begun = begin_chain(chain, ("table",), saved, job.positionable)
-        assert begun.position is None
+        assert begun.positions == {}
         known = [uid for uid in chain.operators if uid != "other"]
         assert begun.states == dict.fromkeys(known, name)
 
 
 def test_a_new_operator_stands_where_the_chain_beside_it_stood() -> None:
-    known = (SavedChain(Chain("orders", ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
+    known = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
     saved, name = with_operator(known, "counts", None)
-    job = shape(Chain("orders", ("totals", "counts"), ("counts",)))
+    job = shape(Chain(("orders",), ("totals", "counts"), ("counts",)))
     (chain,) = job.chains
     begun = begin_chain(chain, ("table",), saved, job.positionable)
-    assert (name, begun.position) == ("totals", ORDERS_AT)
+    assert (name, begun.positions) == ("totals", ORDERS_AT)
     assert begun.states == {"totals": "totals", "counts": "totals"}
-    other = SavedChain(Chain("clicks", ("clicked",), ("clicked",)), {"clicks": {"0": 1}}, ("other",))
+    other = SavedChain(
+        Chain(("clicks",), ("clicked",), ("clicked",)), {"clicks": {"clicks": {"0": 1}}}, ("other",)
+    )
     with pytest.raises(BootstrapRefused, match=r"not clear where.*beside='totals' or 'clicked'"):
         with_operator((*known, other), "counts", None)
     with pytest.raises(BootstrapRefused, match="no chain 'x'"):
@@ -536,14 +540,14 @@ def test_a_new_operator_stands_where_the_chain_beside_it_stood() -> None:
 
 
 def test_without_its_operator_a_chain_still_says_where_its_sinks_stood() -> None:
-    known = (SavedChain(Chain("orders", ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
+    known = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
     (left,) = without_operator(known, "totals")
-    assert (left.chain, left.position) == (Chain("orders", (), ("table",)), ORDERS_AT)
-    chain = Chain("orders", ("new",), ("new",))
-    assert begin_chain(chain, ("table",), (left,), ("orders",)).position == ORDERS_AT
+    assert (left.chain, left.positions) == (Chain(("orders",), (), ("table",)), ORDERS_AT)
+    chain = Chain(("orders",), ("new",), ("new",))
+    assert begin_chain(chain, ("table",), (left,), ("orders",)).positions == ORDERS_AT
     assert without_operator(with_operator((), "totals", None)[0], "totals") == ()
-    both = (SavedChain(Chain("orders", ("a", "b"), ("b",)), ORDERS_AT),)
-    assert without_operator(both, "b")[0].chain == Chain("orders", ("a",), ("b",))
+    both = (SavedChain(Chain(("orders",), ("a", "b"), ("b",)), ORDERS_AT),)
+    assert without_operator(both, "b")[0].chain == Chain(("orders",), ("a",), ("b",))
 
 
 def timers(*names):
@@ -556,9 +560,9 @@ def test_timers_follow_their_operator() -> None:
     left = times_without(times, "totals", uids)
     assert left is not None and set(left.agenda.groups) == {("totals.x", 3), ("counts", 3)}
     chains, names = with_uid(
-        (SavedChain(Chain("orders", ("totals", "counts"), ("counts",)), ORDERS_AT),), "counts", "numbers"
+        (SavedChain(Chain(("orders",), ("totals", "counts"), ("counts",)), ORDERS_AT),), "counts", "numbers"
     )
-    assert chains[0].chain == Chain("orders", ("totals", "numbers"), ("numbers",)) and names == {
+    assert chains[0].chain == Chain(("orders",), ("totals", "numbers"), ("numbers",)) and names == {
         "counts": "numbers"
     }
     renamed = times_with_uid(times, "counts", "numbers", uids, names)
