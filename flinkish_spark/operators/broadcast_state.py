@@ -26,7 +26,8 @@ from flinkish_spark.state.descriptors import is_list_of_fields
 K = TypeVar("K")
 V = TypeVar("V")
 
-_KIND = "broadcast state"
+#: What a stored value says of itself.
+BROADCAST_KIND = "broadcast state"
 
 
 class BroadcastStateIsReadOnly(TypeError):
@@ -147,7 +148,7 @@ class BroadcastTables:
     ) -> None:
         self._uid = uid
         self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
-        stored = unpack_tables(uid, _KIND, self._schemas, value)
+        stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
         self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}
         for descriptor in descriptors:
@@ -183,10 +184,12 @@ class BroadcastTables:
             A key or value does not fit its declared type.
         """
         tables = {
-            name: table_of(f"{_KIND} {name!r}", self._schemas[name], (list(state), list(state.values())))
+            name: table_of(
+                f"{BROADCAST_KIND} {name!r}", self._schemas[name], (list(state), list(state.values()))
+            )
             for name, state in self._writable.items()
         }
-        return pack_tables(self._uid, _KIND, tables)
+        return pack_tables(self._uid, BROADCAST_KIND, tables)
 
 
 def any_copy(values: Sequence[bytes | None]) -> bytes | None:

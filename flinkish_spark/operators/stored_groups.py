@@ -12,11 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_state import OWNER, STATE, TIMERS, BaseRef, Bases, table_bytes
 from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.operator_values import pack_tables
 from flinkish_spark.operators.state_evolution import evolved, types_text
 from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, SlotForm, TableLayout
+
+#: Opens the names of broadcast states where they stand beside those of keyed ones.
+BROADCAST = "broadcast/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,47 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the stored entries of a whole value, of each state and each clock, by the name of the section.
 
+    Broadcast states, which are a value of their own and may have the names of keyed ones, begin with
+    :data:`BROADCAST`.
+
     Raises
     ------
     FrameError
         The value is damaged.
     """
-    return {name: _table(payload) for name, payload in unpack_frame(value).items() if name != OWNER}
+    sections = unpack_frame(value)
+    is_broadcast = _owner(sections).get("kind") == BROADCAST_KIND
+    return {
+        BROADCAST + name.removeprefix(STATE) if is_broadcast else name: _table(payload)
+        for name, payload in sections.items()
+        if name != OWNER
+    }
+
+
+def changed_broadcast(
+    value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
+) -> bytes | None:
+    """Return a copy of broadcast states with other entries in some of them, and maybe another owner.
+
+    Parameters
+    ----------
+    value
+        Any partition's copy; None for none.
+    owner
+        Uid of the operator whose value it becomes.
+    changes
+        Entries by the name of the state, without prefix.
+
+    Returns
+    -------
+    bytes | None
+        None if nothing is left in it.
+    """
+    stored = {} if value is None else stored_tables(value)
+    tables = {name.removeprefix(BROADCAST): table for name, table in stored.items()} | dict(changes)
+    if not any(table.num_rows for table in tables.values()):
+        return None
+    return pack_tables(owner, BROADCAST_KIND, tables)
 
 
 def changed_group(

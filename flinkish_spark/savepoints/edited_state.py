@@ -21,7 +21,7 @@ from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, TIMES, file_values
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.group_edits import Edit, EditedState, EditedTimers
+from flinkish_spark.savepoints.group_edits import Edit, EditedBroadcast, EditedState, EditedTimers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,6 +45,39 @@ class EditRows:
 
     frame: DataFrame
     edit: Edit
+
+
+@dataclass(frozen=True)
+class BroadcastRows:
+    """All entries that a broadcast state is to have.
+
+    Parameters
+    ----------
+    frame
+        Key and value.
+    """
+
+    frame: DataFrame
+    edit: EditedBroadcast
+
+
+def broadcast_rows(frame: DataFrame, uid: str, name: str) -> BroadcastRows:
+    """Return the entries of a broadcast state, checked as far as that is possible without reading them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    if frame.isStreaming:
+        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    if set(frame.columns) != {"key", "value"}:
+        raise SchemaError(
+            f"the broadcast state '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
+            what_to_do="give the columns that read_broadcast_state gives: key and value",
+        )
+    ordered = frame.select("key", "value")
+    return BroadcastRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
 
 
 def state_rows(

@@ -37,6 +37,7 @@ _MILLISECOND_MICROS = 1_000
 
 #: From what a task is given to whole state values.
 Values = Callable[[Iterable[pa.RecordBatch]], Iterator["bytes | memoryview"]]
+COPY = T.StructType([T.StructField("copy", T.BinaryType())])
 FOUND = T.StructType([T.StructField("section", T.StringType()), T.StructField("schema", T.BinaryType())])
 
 
@@ -250,6 +251,44 @@ class ReadEntries:
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
         return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
+
+
+@dataclass(frozen=True)
+class FirstCopy:
+    """Runs in tasks: one copy of a broadcast state, of those in this task that have it.
+
+    Parameters
+    ----------
+    schema
+        Stored columns of the copies that count.
+    """
+
+    values: Values
+    section: str
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row of COPY, or none."""
+        found: bytes | None = None
+        for value in self.values(batches):
+            table = None if found is not None else stored_tables(value).get(self.section)
+            if table is not None and table.schema.equals(self.schema):
+                found = bytes(value)
+        if found is not None:
+            yield pa.RecordBatch.from_pydict({"copy": [found]})
+
+
+@dataclass(frozen=True)
+class ReadCopy:
+    """Runs in tasks: the entries of copies of a broadcast state."""
+
+    section: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield keys and values."""
+        for batch in batches:
+            for copy in batch.column(0).to_pylist():
+                yield stored_tables(copy)[self.section]
 
 
 @dataclass(frozen=True)

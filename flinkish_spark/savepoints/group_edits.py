@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import TIMERS
-from flinkish_spark.operators.stored_groups import changed_group
+from flinkish_spark.operators.stored_groups import changed_broadcast, changed_group
 from flinkish_spark.operators.table_codec import ALIVE, TIME, TableLayout
+from flinkish_spark.runtime.columns import BROADCAST_GROUP
 from flinkish_spark.runtime.row_blocks import from_block
 from flinkish_spark.savepoints.entries import TIMES, to_ms
-from flinkish_spark.savepoints.group_writers import VALUE, WriterRefused
+from flinkish_spark.savepoints.group_writers import VALUE, Change, WriterRefused
 
 
 class Edit(Protocol):
@@ -154,6 +155,68 @@ def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> No
     if counts.num_rows != table.num_rows:
         twice = counts.filter(pc.greater(counts.column("count_all"), 1)).slice(0, 1).to_pylist()[0]
         raise WriterRefused(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
+
+
+@dataclass(frozen=True)
+class EditedBroadcast:
+    """The entries of a broadcast state, as a user gives them.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    rows
+        Schema of the blocks, and of the stored entries: key and value.
+    """
+
+    name: str
+    rows: pa.Schema
+
+    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
+        """Return the entries by the name of the state."""
+        given, what = _joined(blocks, self.rows), f"the broadcast state '{self.name}'"
+        if any(column.null_count for column in given.columns):
+            raise WriterRefused(f"{what} has a null; neither keys nor values may be null")
+        keys = pa.table({"key": given.column(0)})
+        counts = keys.group_by(["key"]).aggregate([([], "count_all")])
+        if counts.num_rows != given.num_rows:
+            raise WriterRefused(f"{what} has several rows for one key; give one")
+        return {self.name: given}
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """A :class:`Change`: another one for the copy of broadcast states than for key groups."""
+
+    keyed: Change
+    broadcast: Change
+
+    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
+        """Return the value."""
+        return (self.broadcast if group == BROADCAST_GROUP else self.keyed)(group, parts)
+
+
+@dataclass(frozen=True)
+class EditBroadcast:
+    """A :class:`Change`: a copy of broadcast states with other entries, under some uid.
+
+    Parameters
+    ----------
+    owner
+        Uid that the value is to have.
+    edits
+        By part.
+    """
+
+    owner: str
+    edits: Mapping[int, EditedBroadcast]
+
+    def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
+        """Return the value; the copies that there were are equal, and one is enough."""
+        tables: dict[str, pa.RecordBatch] = {}
+        for part, edit in self.edits.items():
+            tables.update(edit.tables(parts.get(part, ())))
+        return changed_broadcast(next(iter(parts.get(VALUE, ())), None), self.owner, tables)
 
 
 @dataclass(frozen=True)

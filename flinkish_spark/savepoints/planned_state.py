@@ -20,15 +20,15 @@ from flinkish_spark.bridge import describe_failure
 from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
 from flinkish_spark.operators.table_codec import HASH
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
-from flinkish_spark.runtime.columns import quoted
+from flinkish_spark.runtime.columns import BROADCAST_GROUP, quoted
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.bootstrap import KeyedRows
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
-from flinkish_spark.savepoints.edited_state import EditRows
+from flinkish_spark.savepoints.edited_state import BroadcastRows, EditRows
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointDamaged, SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.group_edits import EditedTimers, EditGroup
+from flinkish_spark.savepoints.group_edits import ByKind, EditBroadcast, EditedTimers, EditGroup
 from flinkish_spark.savepoints.group_filling import ROW_TIME, FilledRows, FillGroup
 from flinkish_spark.savepoints.group_writers import (
     KEY_GROUP,
@@ -82,12 +82,15 @@ class PlannedOperator:
         By chain, states that are replaced.
     filling
         For an operator that is new; it has no origin and no edits.
+    broadcast
+        By chain, broadcast states that are replaced.
     """
 
     state: OperatorState
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
     filling: Filling | None = None
+    broadcast: Mapping[str, tuple[BroadcastRows, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
@@ -107,6 +110,11 @@ class PlannedOperator:
         others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
+    def with_broadcast(self, chain: str, rows: BroadcastRows) -> PlannedOperator:
+        """Return the plan with one more broadcast state that is replaced."""
+        others = tuple(one for one in self.broadcast.get(chain, ()) if one.edit.name != rows.edit.name)
+        return replace(self, broadcast={**self.broadcast, chain: (*others, rows)})
+
     def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
         """Return the plan with other names of chains, by the old ones."""
         filling = self.filling
@@ -117,6 +125,7 @@ class PlannedOperator:
             origin={names.get(chain, chain): files for chain, files in self.origin.items()},
             edits={names.get(chain, chain): rows for chain, rows in self.edits.items()},
             filling=filling,
+            broadcast={names.get(chain, chain): rows for chain, rows in self.broadcast.items()},
         )
 
 
@@ -173,20 +182,21 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
         The old savepoint cannot be read, or Spark failed.
     """
     if planned.filling is not None:
-        reports = _fill(target, uid, planned.state, planned.filling)
+        reports = _fill(target, uid, planned.state, planned.filling, planned.broadcast)
         files = _files(uid, planned.filling.chain, reports)
         due = {planned.filling.chain: _due(reports)}
         return WrittenOperator(_with_states(planned.state, reports), files, due)
     written: list[StateFile] = []
     state, timers = planned.state, dict[str, tuple[DueTimers, ...]]()
-    for chain in sorted(planned.origin.keys() | planned.edits.keys()):
+    for chain in sorted(planned.origin.keys() | planned.edits.keys() | planned.broadcast.keys()):
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
-        if not edits and all(file.operator == uid for file in old):
+        broadcast = planned.broadcast.get(chain, ())
+        if not edits and not broadcast and all(file.operator == uid for file in old):
             assert target.origin is not None
             target.origin.take(old, target.folder)
             written += [replace(file, chain=chain) for file in old]
             continue
-        reports = _rewrite(target, uid, state, old, edits)
+        reports = _rewrite(target, uid, state, old, edits, broadcast)
         state = _with_states(state, reports)
         written += _files(uid, chain, reports)
         if any(isinstance(one.edit, EditedTimers) for one in edits):
@@ -219,7 +229,13 @@ def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T
 
 
 # -- parts ------------------------------------------------------------------------------------------
-def _fill(target: WriteTarget, uid: str, state: OperatorState, filling: Filling) -> list[dict[str, Any]]:
+def _fill(
+    target: WriteTarget,
+    uid: str,
+    state: OperatorState,
+    filling: Filling,
+    broadcast: Mapping[str, tuple[BroadcastRows, ...]],
+) -> list[dict[str, Any]]:
     rows, frame = filling.rows, filling.rows.frame
     keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
@@ -243,8 +259,10 @@ def _fill(target: WriteTarget, uid: str, state: OperatorState, filling: Filling)
     packed = _by_group(frame.select(*columns), state.max_parallelism).mapInArrow(
         PackRows(VALUE + 1, shape.schema), PACKED
     )
-    change = FillGroup(uid, state.max_parallelism, filling.function, shape, target.now_ms)
-    return _run(target, uid, state, _shuffled(target, packed, state, 0), change)
+    fill = FillGroup(uid, state.max_parallelism, filling.function, shape, target.now_ms)
+    frames, copies = _broadcast(uid, broadcast.get(filling.chain, ()), VALUE + 2)
+    together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
+    return _run(target, uid, state, _shuffled(target, together, state, 0), ByKind(fill, copies))
 
 
 def _rewrite(
@@ -253,6 +271,7 @@ def _rewrite(
     state: OperatorState,
     old: Sequence[StateFile],
     edits: Sequence[EditRows],
+    broadcast: Sequence[BroadcastRows],
 ) -> list[dict[str, Any]]:
     frames = []
     if old:
@@ -264,11 +283,25 @@ def _rewrite(
     for part, rows in enumerate(edits, start=VALUE + 1):
         hashed = _by_group(rows.frame, state.max_parallelism)
         frames.append(hashed.mapInArrow(PackRows(part, rows.edit.rows), PACKED))
-    together = reduce(lambda one, other: one.unionByName(other), frames)
-    if edits:
+    more, copies = _broadcast(uid, broadcast, VALUE + 1 + len(edits))
+    together = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
+    if edits or more:
         together = _shuffled(target, together, state, sum(file.size_bytes for file in old))
     by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
-    return _run(target, uid, state, together, EditGroup(uid, by_part))
+    return _run(target, uid, state, together, ByKind(EditGroup(uid, by_part), copies))
+
+
+def _broadcast(
+    uid: str, rows: Sequence[BroadcastRows], first_part: int
+) -> tuple[list[DataFrame], EditBroadcast]:
+    """Return the rows of broadcast states as blocks, and what makes a copy of them."""
+    parts = dict(enumerate(rows, start=first_part))
+    group = F.lit(BROADCAST_GROUP).cast("int").alias(KEY_GROUP)
+    frames = [
+        one.frame.select(group, *one.frame.columns).mapInArrow(PackRows(part, one.edit.rows), PACKED)
+        for part, one in parts.items()
+    ]
+    return frames, EditBroadcast(uid, {part: one.edit for part, one in parts.items()})
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
@@ -295,7 +328,7 @@ def _run(
         (json.loads(row["report"]) for row in rows), key=lambda report: str(report["file"]["name"])
     )
     try:
-        check_groups(uid, state.max_parallelism, [group for one in reports for group in one["groups"]])
+        check_groups(uid, state.max_parallelism, _key_groups(reports))
     except ValueError as error:
         raise SavepointFailed(
             f"the state of '{uid}' was not written as it has to be", why=str(error), what_to_do="report this"
@@ -309,6 +342,10 @@ def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[
         StateFile(uid, chain, one["name"], int(one["rows"]), int(one["bytes"]), one["sha256"])
         for one in found
     )
+
+
+def _key_groups(reports: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [group for one in reports for group in one["groups"] if group != BROADCAST_GROUP]
 
 
 def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:

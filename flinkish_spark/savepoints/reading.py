@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.arguments import instance_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_state import STATE
 from flinkish_spark.operators.state_evolution import StateMismatch
+from flinkish_spark.operators.stored_groups import BROADCAST
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.state_files import BASES
 from flinkish_spark.runtime.state_files import STATE as STATE_OF_SPARK
 from flinkish_spark.savepoints.entries import (
+    COPY,
     FOUND,
     FindSections,
+    FirstCopy,
+    ReadCopy,
     ReadEntries,
     ReadTimers,
     SavepointValues,
@@ -135,12 +141,48 @@ def read_timers(
     """
     stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
     sections = stored.sections()
-    if not sections:
+    keyed = {one: schemas for one, schemas in sections.items() if not one.startswith(BROADCAST)}
+    if not keyed:
         raise SavepointMisfit(
-            f"operator '{uid}' of {stored.place} has stored nothing", what_to_do="choose another operator"
+            f"operator '{uid}' of {stored.place} has stored nothing by key",
+            what_to_do="choose another operator",
         )
-    columns = timer_columns(next(iter(sections.values()))[0])
+    columns = timer_columns(next(iter(keyed.values()))[0])
     return stored.rows.mapInArrow(ReadTimers(stored.values, columns), columns)
+
+
+def read_broadcast_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return a broadcast state of a savepoint or a retained checkpoint: one of its copies, which are equal.
+
+    Parameters are those of :func:`read_state`, and so are errors.
+
+    Returns
+    -------
+    DataFrame
+        Columns: `key` and `value` of the map.
+
+    Examples
+    --------
+    >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    sections, wanted = stored.sections(), BROADCAST + name
+    if wanted not in sections:
+        there = [one.removeprefix(BROADCAST) for one in sections if one.startswith(BROADCAST)]
+        raise _missing(stored.place, f"entry of the broadcast state of '{uid}'", name, there)
+    schema = sections[wanted][0]
+    columns = T.StructType([T.StructField(one.name, from_arrow_type(one.type)) for one in schema])
+    copies = stored.rows.mapInArrow(FirstCopy(stored.values, wanted, schema), COPY)
+    return copies.limit(1).mapInArrow(ReadCopy(wanted), columns)
 
 
 @dataclass(frozen=True)
@@ -196,6 +238,11 @@ class StoredState:
             There is no such state, or its key groups have nothing in common.
         """
         sections = self.sections()
+        if BROADCAST + name in sections and STATE + name not in sections:
+            raise SavepointMisfit(
+                f"'{name}' of '{self.uid}' in {self.place} is a broadcast state",
+                what_to_do="use read_broadcast_state()",
+            )
         if STATE + name not in sections:
             raise _missing(self.place, f"entry of the state of '{self.uid}'", name, state_names(sections))
         try:

@@ -31,7 +31,7 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
     Parameters
     ----------
     beside
-        Name of the chain; None where all chains stood at the same places of the same sources, or there is none.
+        Name of the chain; None where there is none, or all of them stood at the same places.
 
     Raises
     ------

@@ -7,8 +7,8 @@ nothing is written before :meth:`SavepointWriter.write`. What it writes is a sav
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,10 @@ from flinkish_spark.clock import wall_ms
 from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
-from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.columns_function import StateColumns
-from flinkish_spark.savepoints.edited_state import state_rows, stored_columns, timer_rows
+from flinkish_spark.savepoints.edited_state import broadcast_rows, state_rows, stored_columns, timer_rows
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointFailed
 from flinkish_spark.savepoints.export import sync_folders
 from flinkish_spark.savepoints.files import SavepointDir
@@ -33,7 +32,6 @@ from flinkish_spark.savepoints.planned_state import (
     write_operator,
 )
 from flinkish_spark.savepoints.saved_parts import (
-    Chains,
     times_with_timers,
     times_with_uid,
     times_without,
@@ -42,21 +40,10 @@ from flinkish_spark.savepoints.saved_parts import (
     without_operator,
 )
 from flinkish_spark.savepoints.targets import check_apart, check_target
+from flinkish_spark.savepoints.writer_plan import WriterPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What will be written."""
-
-    metadata: SavepointMetadata
-    origin: SavepointDir | None
-    operators: Mapping[str, PlannedOperator]
-    chains: Chains
-    times: EventTime | None
-    max_parallelism: int
 
 
 class SavepointWriter:
@@ -73,7 +60,7 @@ class SavepointWriter:
     >>> writer.write("/data/savepoints/first")  # doctest: +SKIP
     """
 
-    def __init__(self, spark: SparkSession, plan: _Plan) -> None:
+    def __init__(self, spark: SparkSession, plan: WriterPlan) -> None:
         self._spark, self._plan = spark, plan
 
     # -- beginning ------------------------------------------------------------------------------
@@ -113,7 +100,7 @@ class SavepointWriter:
             sources={},
             chains=(),
         )
-        return cls(spark, _Plan(metadata, None, {}, (), None, max_parallelism))
+        return cls(spark, WriterPlan(metadata, None, {}, (), None, max_parallelism))
 
     @classmethod
     def from_existing(
@@ -145,7 +132,7 @@ class SavepointWriter:
             uid: PlannedOperator.of_stored(uid, state, metadata.files)
             for uid, state in metadata.operators.items()
         }
-        plan = _Plan(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
+        plan = WriterPlan(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
         return cls(spark, plan)
 
     @property
@@ -228,8 +215,8 @@ class SavepointWriter:
         ConfigError, SchemaError
             The DataFrame is a streaming one, or its columns do not fit.
         """
-        planned = self._existing(uid)
-        own = self._chain_of(uid, planned, chain)
+        planned = self._plan.existing(uid)
+        own = self._plan.chain_of(uid, chain)
         stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
         rows = state_rows(frame, uid, name, planned.state.key_types, stored)
         return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
@@ -250,10 +237,34 @@ class SavepointWriter:
         BootstrapRefused, ConfigError, SchemaError
             As from :meth:`with_state`.
         """
-        planned = self._existing(uid)
-        own = self._chain_of(uid, planned, chain)
+        planned = self._plan.existing(uid)
+        own = self._plan.chain_of(uid, chain)
         rows = timer_rows(frame, uid, planned.state.key_types)
         return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
+    def with_broadcast_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which a broadcast state of an operator has other entries; all others stay.
+
+        Parameters
+        ----------
+        uid, name
+            Of the operator, which may be new in this writer, and of its broadcast state.
+        frame
+            Columns `key` and `value` of the map, each key once, of the declared types; no nulls.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused, ConfigError, SchemaError
+            As from :meth:`with_state`.
+        """
+        planned = self._plan.planned(uid)
+        own = self._plan.chain_of(uid, chain)
+        changed = planned.with_broadcast(own, broadcast_rows(frame, uid, name))
+        return self._changed(operators={**self._plan.operators, uid: changed})
 
     def remove_operator(self, uid: str) -> SavepointWriter:
         """Return a writer without the state and the timers of an operator.
@@ -263,8 +274,8 @@ class SavepointWriter:
         BootstrapRefused
             There is no such operator.
         """
-        self._planned(uid)
         plan = self._plan
+        plan.planned(uid)
         return self._changed(
             operators={other: one for other, one in plan.operators.items() if other != uid},
             chains=without_operator(plan.chains, uid),
@@ -281,7 +292,7 @@ class SavepointWriter:
         ConfigError
             `new` cannot be a uid.
         """
-        planned, plan = self._planned(old), self._plan
+        planned, plan = self._plan.planned(old), self._plan
         with refused_as_config_errors("choose another uid"):
             checked_name(new, "uid")
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
@@ -357,36 +368,3 @@ class SavepointWriter:
 
     def _changed(self, **changes: object) -> SavepointWriter:
         return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]
-
-    def _planned(self, uid: str) -> PlannedOperator:
-        found = self._plan.operators.get(uid)
-        if found is None:
-            known = ", ".join(self._plan.operators) or "none"
-            raise BootstrapRefused(
-                f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}"
-            )
-        return found
-
-    def _existing(self, uid: str) -> PlannedOperator:
-        planned = self._planned(uid)
-        if planned.filling is not None:
-            raise BootstrapRefused(
-                f"the operator '{uid}' is new in this writer",
-                why="its state is made by one function",
-                what_to_do="let that fill the state; or write the savepoint, and edit that one",
-            )
-        return planned
-
-    def _chain_of(self, uid: str, planned: PlannedOperator, chain: str | None) -> str:
-        having = [one.chain.name for one in self._plan.chains if uid in one.chain.operators]
-        known = sorted(planned.origin) or having
-        if chain is None and len(known) == 1:
-            return known[0]
-        if chain is None or chain not in known:
-            raise BootstrapRefused(
-                f"operator '{uid}' has state in {len(known)} chains"
-                if chain is None
-                else f"there is no chain '{chain}' of '{uid}'",
-                what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
-            )
-        return chain

@@ -8,18 +8,31 @@ import json
 import pyarrow as pa
 import pytest
 
-from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, StateTtl, ValueStateDescriptor
+from flinkish_spark import (
+    KeyedBroadcastProcessFunction,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtl,
+    ValueStateDescriptor,
+)
+from flinkish_spark.operators.broadcast_state import BroadcastTables
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.row_blocks import arrow_schema, to_block
 from flinkish_spark.savepoints.entries import (
     FIRST_MICROS,
     LAST_MICROS,
     FindSections,
+    FirstCopy,
+    ReadCopy,
     ReadEntries,
     ReadTimers,
     SavepointValues,
     Section,
     common_schema,
+    file_values,
     reader_columns,
     sections_of,
     timer_columns,
@@ -27,8 +40,11 @@ from flinkish_spark.savepoints.entries import (
     to_ms,
 )
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
+from flinkish_spark.savepoints.group_edits import ByKind, EditBroadcast, EditedBroadcast, EditGroup
+from flinkish_spark.savepoints.group_writers import PackValues, WriteGroups, WriterRefused
 from flinkish_spark.savepoints.reading import files_of
 from flinkish_spark.savepoints.state_files import StateFileWriter
+from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
 
@@ -192,3 +208,75 @@ def test_a_state_of_windows_shows_them() -> None:
     assert reader_columns(stored).simpleString() == (
         "struct<key_0:string,key_1:bigint,window_start:timestamp,window_end:timestamp,value:bigint>"
     )
+
+
+class Limited(KeyedBroadcastProcessFunction):
+    """Keyed and broadcast state of one name."""
+
+    def open(self, context):
+        self.n = context.get_state(ValueStateDescriptor("limits", "LONG", default=0))
+
+    def process_element(self, value, ctx):
+        self.n.update(self.n.value() + 1)
+
+    def process_broadcast_element(self, limit, ctx):
+        ctx.get_broadcast_state(LIMITS)[limit] = (limit, 1)
+
+
+LIMITS = MapStateDescriptor("limits", "STRING", "name STRING, most LONG")
+
+
+def limited_file(folder):
+    """A file as an export writes it: the copies of broadcast state are those of key group -1."""
+    harness = BroadcastHarness(Limited(), [LIMITS], key=lambda value: value, key_type="STRING", uid="totals")
+    harness.micro_batch([("all", None), ("some", None)], [("a", None), ("b", None)])
+    snapshot = harness.snapshot()
+    rows = [*((-1, copy) for copy in snapshot.broadcast), *snapshot.values.items()]
+    writer = StateFileWriter(folder / state_path("totals", "f"))
+    writer.write([group for group, _ in rows], [bytes(value) for _, value in rows])
+    size, digest = writer.close()
+    return folder, StateFile("totals", "totals", "f", len(rows), size, digest)
+
+
+def test_keyed_and_broadcast_state_of_one_name_are_told_apart(tmp_path) -> None:
+    saved = limited_file(tmp_path)
+    folder, file = saved
+    found = sections(saved)
+    assert set(found) == {"state/limits", "broadcast/limits"}
+    assert read(saved, "limits")[1] == [{"key": "a", "value": 1}, {"key": "b", "value": 1}]
+    (schema,) = found["broadcast/limits"]
+    copies = FirstCopy(SavepointValues(str(folder)), "broadcast/limits", schema)(given_to(file))
+    assert rows_of(ReadCopy("broadcast/limits")(copies)) == [
+        {"key": name, "value": {"name": name, "most": 1}} for name in ("all", "some")
+    ]
+
+
+def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -> None:
+    folder, file = limited_file(tmp_path)
+    given = given_to(file)
+    kind = arrow_schema(parse_ddl("key STRING, value STRUCT<name: STRING, most: LONG>"))
+    edit = EditedBroadcast("limits", kind)
+
+    def written_by(rows, edits):
+        blocks = [to_block(pa.RecordBatch.from_pylist(rows, schema=kind))] if rows else []
+        change = ByKind(EditGroup("sums", {}), EditBroadcast("sums", edits))
+        packed = [row for one in PackValues(str(folder))(given) for row in one.to_pylist()]
+        packed += [{"key_group": -1, "part": 1, "block": block} for block in blocks]
+        packed.sort(key=lambda row: (row["key_group"], row["part"]))
+        task = WriteGroups(str(folder), "sums", f"g{len(rows)}", change)
+        (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
+        one = json.loads(report["report"])["file"]
+        return StateFile("sums", "sums", one["name"], one["rows"], one["bytes"], one["sha256"])
+
+    def copies(file):
+        values = [bytes(value) for group, value in file_values(folder, file) if group == -1]
+        return [dict(BroadcastTables("sums", [LIMITS], value).readable(LIMITS)) for value in values]
+
+    # Under another uid, and one copy is enough.
+    assert copies(written_by([], {})) == [{"all": ("all", 1), "some": ("some", 1)}]
+    new = [{"key": "all", "value": {"name": "x", "most": 9}}]
+    assert copies(written_by(new, {1: edit})) == [{"all": ("x", 9)}]
+    with pytest.raises(WriterRefused, match="several rows for one key"):
+        written_by(new * 2, {1: edit})
+    with pytest.raises(WriterRefused, match="has a null"):
+        written_by([{"key": "all", "value": None}] * 3, {1: edit})

@@ -1,0 +1,92 @@
+"""What a savepoint that is to be written will have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flinkish_spark.protocol.savepoints import SavepointMetadata
+from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.savepoints.errors import BootstrapRefused
+from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.savepoints.planned_state import PlannedOperator
+from flinkish_spark.savepoints.saved_parts import Chains
+
+
+@dataclass(frozen=True)
+class WriterPlan:
+    """A value; writers make others of it.
+
+    Parameters
+    ----------
+    metadata
+        What is taken over as it is.
+    origin
+        The savepoint that the new one begins as a copy of; None for none.
+    operators
+        By uid.
+    chains, times
+        As they will be, without the timers that are new.
+    max_parallelism
+        Of operators that are added.
+    """
+
+    metadata: SavepointMetadata
+    origin: SavepointDir | None
+    operators: Mapping[str, PlannedOperator]
+    chains: Chains
+    times: EventTime | None
+    max_parallelism: int
+
+    def planned(self, uid: str) -> PlannedOperator:
+        """Return an operator.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is none such.
+        """
+        found = self.operators.get(uid)
+        if found is None:
+            known = ", ".join(self.operators) or "none"
+            raise BootstrapRefused(
+                f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}"
+            )
+        return found
+
+    def existing(self, uid: str) -> PlannedOperator:
+        """Return an operator whose keyed state is stored.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is none such, or its state is yet to be made.
+        """
+        planned = self.planned(uid)
+        if planned.filling is not None:
+            raise BootstrapRefused(
+                f"the operator '{uid}' is new in this writer",
+                why="its keyed state is made by one function",
+                what_to_do="let that fill the state; or write the savepoint, and edit that one",
+            )
+        return planned
+
+    def chain_of(self, uid: str, chain: str | None) -> str:
+        """Return the name of the chain in which an operator has the state that is meant.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no such chain, or several and it is not said which.
+        """
+        having = [one.chain.name for one in self.chains if uid in one.chain.operators]
+        known = sorted(self.planned(uid).origin) or having
+        if chain is None and len(known) == 1:
+            return known[0]
+        if chain is None or chain not in known:
+            several = f"operator '{uid}' has state in {len(known)} chains"
+            raise BootstrapRefused(
+                several if chain is None else f"there is no chain '{chain}' of '{uid}'",
+                what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
+            )
+        return chain
