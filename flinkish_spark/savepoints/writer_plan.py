@@ -63,6 +63,11 @@ class WriterPlan:
             There is none such, or its state is yet to be made.
         """
         planned = self.planned(uid)
+        if not planned.state.key_types:
+            raise BootstrapRefused(
+                f"the operator '{uid}' has no keys, and so no keyed state",
+                what_to_do="use with_broadcast_state()",
+            )
         if planned.filling is not None:
             raise BootstrapRefused(
                 f"the operator '{uid}' is new in this writer",

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
+    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -27,10 +28,11 @@ from flinkish_spark.state_processor import (
     KeyedStateBootstrapFunction,
     SavepointWriter,
     keyed_by,
+    read_broadcast_state,
     read_timers,
 )
 from tests.savepoint_support import started, stop, stop_with
-from tests.support import ORDER, await_that, environment
+from tests.support import ORDER, await_that, environment, running
 
 TRUST = UnpositionedSources.BEGIN_WHERE_THEY_ARE
 OUT = "kind STRING, user STRING, n LONG"
@@ -224,3 +226,44 @@ def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tm
     with pytest.raises(CheckpointNotRetained, match="does not exist"):
         read_state(spark, job_dir, "totals", "total", checkpoint=last + 1_000)
     assert files_in(job_dir) == before
+
+
+FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
+
+
+class Scaled(KeyedBroadcastProcessFunction):
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+
+    def process_element(self, order, ctx):
+        factors = ctx.get_broadcast_state(FACTORS)
+        self.total.update(self.total.value() + order.amount)
+        yield order.user, self.total.value(), factors["all"] * factors["some"]
+
+    def process_broadcast_element(self, rule, ctx):
+        ctx.get_broadcast_state(FACTORS)[rule.name] = rule.factor
+
+
+def test_a_job_goes_on_with_broadcast_state_that_was_written(spark, job_dir, tmp_path) -> None:
+    rows = spark.createDataFrame([("ann", 10)], ORDER)
+    factors = spark.createDataFrame([("all", 7), ("some", 1)], "key STRING, value LONG")
+    states = [(ValueStateDescriptor("total", "LONG"), "amount")]
+    writer = SavepointWriter.new(spark).with_operator("scaled", keyed_by(rows, "user"), states)
+    writer.with_broadcast_state("scaled", "factors", factors).write(tmp_path / "first")
+    # Edited keyed state leaves the broadcast state as it is, under another uid, too.
+    total = read_state(spark, tmp_path / "first", "scaled", "total").selectExpr("key", "value + 1 as value")
+    edited = SavepointWriter.from_existing(spark, tmp_path / "first").with_state("scaled", "total", total)
+    edited.change_uid("scaled", "factored").write(tmp_path / "second")
+    found = read_broadcast_state(spark, tmp_path / "second", "factored", "factors")
+    assert {row.key: row.value for row in found.collect()} == {"all": 7, "some": 1}
+
+    sink = MemorySink("broadcast")
+    env = environment(spark, job_dir, restore=RestoreSettings(str(tmp_path / "second")))
+    rules = env.from_collection([("some", 3)], "name STRING, factor LONG", uid="rules").broadcast(FACTORS)
+    orders = env.from_collection([("ann", 1), ("ben", 2)], ORDER, uid="orders").key_by("user")
+    scaled = orders.connect(rules).process(Scaled(), output="user STRING, n LONG, f LONG", uid="factored")
+    scaled.sink_to(sink, uid="out")
+    with running(env) as client:
+        assert client.wait(300_000), f"the job did not end; {client.progress}"
+    assert sorted((row.user, row.n) for row in sink.rows()) == [("ann", 12), ("ben", 2)]
+    assert {row.f for row in sink.rows()} <= {7, 21}
