@@ -6,7 +6,7 @@ Public, and all that is public of it; `read_state` is in :mod:`flinkish_spark`, 
 from flinkish_spark.savepoints.bootstrap import KeyedRows, keyed_by
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.errors import BootstrapRefused, CheckpointNotRetained
-from flinkish_spark.savepoints.reading import read_broadcast_state, read_state, read_timers
+from flinkish_spark.savepoints.reading import read_broadcast_state, read_list_state, read_state, read_timers
 from flinkish_spark.savepoints.writing import SavepointWriter
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SavepointWriter",
     "keyed_by",
     "read_broadcast_state",
+    "read_list_state",
     "read_state",
     "read_timers",
 ]

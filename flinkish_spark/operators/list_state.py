@@ -24,7 +24,8 @@ from flinkish_spark.operators.operator_values import (
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state.descriptors import is_list_of_fields
 
-_KIND = "operator list state"
+#: What a stored value says of itself.
+LIST_KIND = "operator list state"
 
 
 class Redistribution(enum.Enum):
@@ -133,7 +134,7 @@ class OperatorLists:
         self._uid = uid
         self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
         schemas = {name: one.schema for name, one in self._descriptors.items()}
-        stored = unpack_tables(uid, _KIND, schemas, value)
+        stored = unpack_tables(uid, LIST_KIND, schemas, value)
         self._states = {
             name: OperatorListState(_items_of(one, stored[name]) if name in stored else ())
             for name, one in self._descriptors.items()
@@ -148,7 +149,7 @@ class OperatorLists:
             It is not declared.
         """
         if self._descriptors.get(descriptor.name) != descriptor:
-            raise OperatorValueMismatch(f"there is no {_KIND} '{descriptor.name}' as {descriptor}")
+            raise OperatorValueMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
         return self._states[descriptor.name]
 
     @property
@@ -165,10 +166,10 @@ class OperatorLists:
             An item does not fit its declared type.
         """
         tables = {
-            name: table_of(f"{_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
+            name: table_of(f"{LIST_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
             for name, state in self._states.items()
         }
-        return pack_tables(self._uid, _KIND, tables)
+        return pack_tables(self._uid, LIST_KIND, tables)
 
 
 def redistribute(

@@ -16,12 +16,14 @@ from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_state import OWNER, STATE, TIMERS, BaseRef, Bases, table_bytes
 from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.list_state import LIST_KIND
 from flinkish_spark.operators.operator_values import pack_tables
-from flinkish_spark.operators.state_evolution import evolved, types_text
+from flinkish_spark.operators.state_evolution import StateMismatch, evolved, types_text
 from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, SlotForm, TableLayout
 
-#: Opens the names of broadcast states where they stand beside those of keyed ones.
-BROADCAST = "broadcast/"
+#: Open the names of states without keys where they stand beside those of keyed ones.
+BROADCAST, LISTS = "broadcast/", "lists/"
+_PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
 def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the stored entries of a whole value, of each state and each clock, by the name of the section.
 
-    Broadcast states, which are a value of their own and may have the names of keyed ones, begin with
-    :data:`BROADCAST`.
+    What partitions keep beside their key groups are values of their own, and may have the names of keyed
+    states: broadcast states begin with :data:`BROADCAST`, operator list states with :data:`LISTS`.
 
     Raises
     ------
@@ -63,38 +65,54 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
         The value is damaged.
     """
     sections = unpack_frame(value)
-    is_broadcast = _owner(sections).get("kind") == BROADCAST_KIND
+    prefix = _PREFIXES.get(_owner(sections).get("kind", ""), STATE)
     return {
-        BROADCAST + name.removeprefix(STATE) if is_broadcast else name: _table(payload)
+        prefix + name.removeprefix(STATE) if name.startswith(STATE) else name: _table(payload)
         for name, payload in sections.items()
         if name != OWNER
     }
 
 
-def changed_broadcast(
+def kind_of(value: bytes | memoryview) -> str | None:
+    """Return which kind of state a partition keeps in a value; None for the value of a key group."""
+    kind = _owner(unpack_frame(value)).get("kind")
+    return None if kind is None else str(kind)
+
+
+def changed_partition(
     value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return a copy of broadcast states with other entries in some of them, and maybe another owner.
+    """Return what a partition keeps, with other entries in some broadcast states, and maybe another owner.
 
     Parameters
     ----------
     value
-        Any partition's copy; None for none.
+        None for none.
     owner
         Uid of the operator whose value it becomes.
     changes
-        Entries by the name of the state, without prefix.
+        Entries by the name of the broadcast state.
 
     Returns
     -------
     bytes | None
         None if nothing is left in it.
+
+    Raises
+    ------
+    StateMismatch
+        There are changes, and it is no broadcast state.
     """
+    kind = BROADCAST_KIND if value is None else kind_of(value)
+    if kind is None or (changes and kind != BROADCAST_KIND):
+        raise StateMismatch(
+            f"operator {owner!r} keeps {kind or 'keyed state'} where broadcast state was to be"
+        )
     stored = {} if value is None else stored_tables(value)
-    tables = {name.removeprefix(BROADCAST): table for name, table in stored.items()} | dict(changes)
+    tables = {name.removeprefix(_PREFIXES[kind]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
-    return pack_tables(owner, BROADCAST_KIND, tables)
+    return pack_tables(owner, kind, tables)
 
 
 def changed_group(

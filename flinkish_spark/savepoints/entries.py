@@ -255,40 +255,44 @@ class ReadEntries:
 
 @dataclass(frozen=True)
 class FirstCopy:
-    """Runs in tasks: one copy of a broadcast state, of those in this task that have it.
-
-    Parameters
-    ----------
-    schema
-        Stored columns of the copies that count.
-    """
+    """Runs in tasks: one copy of a broadcast state, of those in this task that have it."""
 
     values: Values
     section: str
-    schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row of COPY, or none."""
         found: bytes | None = None
         for value in self.values(batches):
-            table = None if found is not None else stored_tables(value).get(self.section)
-            if table is not None and table.schema.equals(self.schema):
+            if found is None and self.section in stored_tables(value):
                 found = bytes(value)
         if found is not None:
             yield pa.RecordBatch.from_pydict({"copy": [found]})
 
 
 @dataclass(frozen=True)
-class ReadCopy:
-    """Runs in tasks: the entries of copies of a broadcast state."""
+class CopyValues:
+    """Values out of rows of COPY."""
 
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
+        """Yield the values."""
+        for batch in batches:
+            yield from batch.column(0).to_pylist()
+
+
+@dataclass(frozen=True)
+class ReadSection:
+    """Runs in tasks: a section as it is stored, of all values that have it."""
+
+    values: Values
     section: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield keys and values."""
-        for batch in batches:
-            for copy in batch.column(0).to_pylist():
-                yield stored_tables(copy)[self.section]
+        """Yield the rows."""
+        for value in self.values(batches):
+            table = stored_tables(value).get(self.section)
+            if table is not None:
+                yield table
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import TIMERS
-from flinkish_spark.operators.stored_groups import changed_broadcast, changed_group
+from flinkish_spark.operators.state_evolution import StateMismatch
+from flinkish_spark.operators.stored_groups import changed_group, changed_partition
 from flinkish_spark.operators.table_codec import ALIVE, TIME, TableLayout
-from flinkish_spark.runtime.columns import BROADCAST_GROUP
+from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.runtime.row_blocks import from_block
 from flinkish_spark.savepoints.entries import TIMES, to_ms
 from flinkish_spark.savepoints.group_writers import VALUE, Change, WriterRefused
@@ -186,19 +187,19 @@ class EditedBroadcast:
 
 @dataclass(frozen=True)
 class ByKind:
-    """A :class:`Change`: another one for the copy of broadcast states than for key groups."""
+    """A :class:`Change`: another one for what partitions keep than for key groups."""
 
     keyed: Change
-    broadcast: Change
+    partition: Change
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
         """Return the value."""
-        return (self.broadcast if group == BROADCAST_GROUP else self.keyed)(group, parts)
+        return (self.partition if group <= FIRST_PARTITION_GROUP else self.keyed)(group, parts)
 
 
 @dataclass(frozen=True)
-class EditBroadcast:
-    """A :class:`Change`: a copy of broadcast states with other entries, under some uid.
+class EditPartition:
+    """A :class:`Change`: what a partition keeps, with other entries in some broadcast states, under some uid.
 
     Parameters
     ----------
@@ -212,11 +213,15 @@ class EditBroadcast:
     edits: Mapping[int, EditedBroadcast]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
-        """Return the value; the copies that there were are equal, and one is enough."""
+        """Return the value; copies of broadcast state that came together are equal, and one is enough."""
         tables: dict[str, pa.RecordBatch] = {}
-        for part, edit in self.edits.items():
-            tables.update(edit.tables(parts.get(part, ())))
-        return changed_broadcast(next(iter(parts.get(VALUE, ())), None), self.owner, tables)
+        if group == FIRST_PARTITION_GROUP:
+            for part, edit in self.edits.items():
+                tables.update(edit.tables(parts.get(part, ())))
+        try:
+            return changed_partition(next(iter(parts.get(VALUE, ())), None), self.owner, tables)
+        except StateMismatch as error:
+            raise WriterRefused(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import TIMERS
-from flinkish_spark.operators.stored_groups import describe_group, stored_tables
+from flinkish_spark.operators.stored_groups import describe_group, kind_of, stored_tables
 from flinkish_spark.operators.table_codec import TIME
 from flinkish_spark.protocol.savepoints import StateFile, state_path
+from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema, to_block
 from flinkish_spark.savepoints.entries import file_values
 from flinkish_spark.savepoints.state_files import StateFileWriter
@@ -91,17 +92,25 @@ class PackRows:
 
 @dataclass(frozen=True)
 class PackValues:
-    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out."""
+    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out.
+
+    Parameters
+    ----------
+    together
+        Kinds of what partitions keep that are copies of each other, and come to one place.
+    """
 
     folder: str
+    together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield rows of PACKED."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 for group, value in file_values(Path(self.folder), StateFile.from_json(json.loads(text))):
+                    is_copy = group < FIRST_PARTITION_GROUP and kind_of(value) in self.together
                     # One at a time: a value is a whole key group.
-                    yield _packed([group], VALUE, [value])
+                    yield _packed([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
 
 
 def _packed(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]) -> pa.RecordBatch:

@@ -18,9 +18,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge import describe_failure
 from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.table_codec import HASH
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
-from flinkish_spark.runtime.columns import BROADCAST_GROUP, quoted
+from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, quoted
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.bootstrap import KeyedRows
@@ -28,7 +29,7 @@ from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunc
 from flinkish_spark.savepoints.edited_state import BroadcastRows, EditRows
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointDamaged, SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.group_edits import ByKind, EditBroadcast, EditedTimers, EditGroup
+from flinkish_spark.savepoints.group_edits import ByKind, EditedTimers, EditGroup, EditPartition
 from flinkish_spark.savepoints.group_filling import ROW_TIME, FilledRows, FillGroup
 from flinkish_spark.savepoints.group_writers import (
     KEY_GROUP,
@@ -279,29 +280,31 @@ def _rewrite(
         target.origin.check_files(old)
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
-        frames.append(listed.mapInArrow(PackValues(str(target.origin.path)), PACKED))
+        # Where values are shuffled, copies of broadcast state become one.
+        together = frozenset({BROADCAST_KIND} if edits or broadcast else ())
+        frames.append(listed.mapInArrow(PackValues(str(target.origin.path), together), PACKED))
     for part, rows in enumerate(edits, start=VALUE + 1):
         hashed = _by_group(rows.frame, state.max_parallelism)
         frames.append(hashed.mapInArrow(PackRows(part, rows.edit.rows), PACKED))
     more, copies = _broadcast(uid, broadcast, VALUE + 1 + len(edits))
-    together = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
+    groups = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
     if edits or more:
-        together = _shuffled(target, together, state, sum(file.size_bytes for file in old))
+        groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
     by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
-    return _run(target, uid, state, together, ByKind(EditGroup(uid, by_part), copies))
+    return _run(target, uid, state, groups, ByKind(EditGroup(uid, by_part), copies))
 
 
 def _broadcast(
     uid: str, rows: Sequence[BroadcastRows], first_part: int
-) -> tuple[list[DataFrame], EditBroadcast]:
+) -> tuple[list[DataFrame], EditPartition]:
     """Return the rows of broadcast states as blocks, and what makes a copy of them."""
     parts = dict(enumerate(rows, start=first_part))
-    group = F.lit(BROADCAST_GROUP).cast("int").alias(KEY_GROUP)
+    group = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = [
         one.frame.select(group, *one.frame.columns).mapInArrow(PackRows(part, one.edit.rows), PACKED)
         for part, one in parts.items()
     ]
-    return frames, EditBroadcast(uid, {part: one.edit for part, one in parts.items()})
+    return frames, EditPartition(uid, {part: one.edit for part, one in parts.items()})
 
 
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
@@ -345,7 +348,7 @@ def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _key_groups(reports: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [group for one in reports for group in one["groups"] if group != BROADCAST_GROUP]
+    return [group for one in reports for group in one["groups"] if group >= 0]
 
 
 def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:

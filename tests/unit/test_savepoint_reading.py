@@ -16,7 +16,8 @@ from flinkish_spark import (
     StateTtl,
     ValueStateDescriptor,
 )
-from flinkish_spark.operators.broadcast_state import BroadcastTables
+from flinkish_spark.operators.broadcast_state import BROADCAST_KIND, BroadcastTables
+from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
 from flinkish_spark.runtime.ddl import parse_ddl
@@ -24,10 +25,11 @@ from flinkish_spark.runtime.row_blocks import arrow_schema, to_block
 from flinkish_spark.savepoints.entries import (
     FIRST_MICROS,
     LAST_MICROS,
+    CopyValues,
     FindSections,
     FirstCopy,
-    ReadCopy,
     ReadEntries,
+    ReadSection,
     ReadTimers,
     SavepointValues,
     Section,
@@ -40,10 +42,10 @@ from flinkish_spark.savepoints.entries import (
     to_ms,
 )
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
-from flinkish_spark.savepoints.group_edits import ByKind, EditBroadcast, EditedBroadcast, EditGroup
+from flinkish_spark.savepoints.group_edits import ByKind, EditedBroadcast, EditGroup, EditPartition
 from flinkish_spark.savepoints.group_writers import PackValues, WriteGroups, WriterRefused
-from flinkish_spark.savepoints.reading import files_of
 from flinkish_spark.savepoints.state_files import StateFileWriter
+from flinkish_spark.savepoints.stored_state import files_of
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
@@ -227,11 +229,11 @@ LIMITS = MapStateDescriptor("limits", "STRING", "name STRING, most LONG")
 
 
 def limited_file(folder):
-    """A file as an export writes it: the copies of broadcast state are those of key group -1."""
+    """A file as an export writes it: the copies of broadcast state are those of key groups -1 and -2."""
     harness = BroadcastHarness(Limited(), [LIMITS], key=lambda value: value, key_type="STRING", uid="totals")
     harness.micro_batch([("all", None), ("some", None)], [("a", None), ("b", None)])
     snapshot = harness.snapshot()
-    rows = [*((-1, copy) for copy in snapshot.broadcast), *snapshot.values.items()]
+    rows = [*((-1 - n, copy) for n, copy in enumerate(snapshot.broadcast)), *snapshot.values.items()]
     writer = StateFileWriter(folder / state_path("totals", "f"))
     writer.write([group for group, _ in rows], [bytes(value) for _, value in rows])
     size, digest = writer.close()
@@ -244,9 +246,9 @@ def test_keyed_and_broadcast_state_of_one_name_are_told_apart(tmp_path) -> None:
     found = sections(saved)
     assert set(found) == {"state/limits", "broadcast/limits"}
     assert read(saved, "limits")[1] == [{"key": "a", "value": 1}, {"key": "b", "value": 1}]
-    (schema,) = found["broadcast/limits"]
-    copies = FirstCopy(SavepointValues(str(folder)), "broadcast/limits", schema)(given_to(file))
-    assert rows_of(ReadCopy("broadcast/limits")(copies)) == [
+    assert len(found["broadcast/limits"]) == 1
+    copies = FirstCopy(SavepointValues(str(folder)), "broadcast/limits")(given_to(file))
+    assert rows_of(ReadSection(CopyValues(), "broadcast/limits")(copies)) == [
         {"key": name, "value": {"name": name, "most": 1}} for name in ("all", "some")
     ]
 
@@ -259,8 +261,12 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
 
     def written_by(rows, edits):
         blocks = [to_block(pa.RecordBatch.from_pylist(rows, schema=kind))] if rows else []
-        change = ByKind(EditGroup("sums", {}), EditBroadcast("sums", edits))
-        packed = [row for one in PackValues(str(folder))(given) for row in one.to_pylist()]
+        change = ByKind(EditGroup("sums", {}), EditPartition("sums", edits))
+        packed = [
+            row
+            for one in PackValues(str(folder), frozenset({BROADCAST_KIND}))(given)
+            for row in one.to_pylist()
+        ]
         packed += [{"key_group": -1, "part": 1, "block": block} for block in blocks]
         packed.sort(key=lambda row: (row["key_group"], row["part"]))
         task = WriteGroups(str(folder), "sums", f"g{len(rows)}", change)
@@ -269,7 +275,7 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
         return StateFile("sums", "sums", one["name"], one["rows"], one["bytes"], one["sha256"])
 
     def copies(file):
-        values = [bytes(value) for group, value in file_values(folder, file) if group == -1]
+        values = [bytes(value) for group, value in file_values(folder, file) if group < 0]
         return [dict(BroadcastTables("sums", [LIMITS], value).readable(LIMITS)) for value in values]
 
     # Under another uid, and one copy is enough.
@@ -280,3 +286,45 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
         written_by(new * 2, {1: edit})
     with pytest.raises(WriterRefused, match="has a null"):
         written_by([{"key": "all", "value": None}] * 3, {1: edit})
+
+
+ITEMS = OperatorListDescriptor("open", "file STRING, at LONG")
+
+
+def lists_file(folder):
+    """Two partitions with operator list state; the one between them has kept nothing."""
+    rows = []
+    for group, items in ((-1, [("a", 1), ("b", 2)]), (-3, [("c", 3)])):
+        lists = OperatorLists("merged", [ITEMS], None)
+        lists.state(ITEMS).add_all(items)
+        rows.append((group, lists.dump()))
+    writer = StateFileWriter(folder / state_path("merged", "f"))
+    writer.write([group for group, _ in rows], [value for _, value in rows])
+    size, digest = writer.close()
+    return folder, StateFile("merged", "merged", "f", len(rows), size, digest)
+
+
+def test_items_of_all_partitions_are_read(tmp_path) -> None:
+    saved = lists_file(tmp_path)
+    folder, file = saved
+    assert set(sections(saved)) == {"lists/open"}
+    read_all = ReadSection(SavepointValues(str(folder)), "lists/open")(given_to(file))
+    items = [row["item"] for one in read_all for row in one.to_pylist()]
+    assert items == [{"file": "a", "at": 1}, {"file": "b", "at": 2}, {"file": "c", "at": 3}]
+
+
+def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
+    folder, file = lists_file(tmp_path)
+    packed = list(PackValues(str(folder), frozenset({BROADCAST_KIND}))(given_to(file)))
+    task = WriteGroups(str(folder), "other", "g", ByKind(EditGroup("other", {}), EditPartition("other", {})))
+    (report,) = [row for one in task(packed) for row in one.to_pylist()]
+    one = json.loads(report["report"])["file"]
+    new = StateFile("other", "other", one["name"], one["rows"], one["bytes"], one["sha256"])
+    kept = {group: OperatorLists("other", [ITEMS], value) for group, value in file_values(folder, new)}
+    assert {group: lists.state(ITEMS).get() for group, lists in kept.items()} == {
+        -1: [("a", 1), ("b", 2)],
+        -3: [("c", 3)],
+    }
+    edit = EditedBroadcast("limits", arrow_schema(parse_ddl("key STRING, value LONG")))
+    with pytest.raises(WriterRefused, match="keeps operator list state where broadcast state was to be"):
+        list(WriteGroups(str(folder), "other", "h", EditPartition("other", {1: edit}))(packed))
