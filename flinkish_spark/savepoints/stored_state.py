@@ -247,7 +247,7 @@ def _in_checkpoint(
 
 def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:
     if scratch is None:
-        if not spark.sparkContext.master.startswith("local"):
+        if not (spark.sparkContext.master or "").startswith("local"):
             raise ConfigError(
                 "to read a checkpoint on a cluster a scratch directory is needed",
                 why="links to the checkpoint's files are made there, which executors have to see",
