@@ -110,4 +110,6 @@ def bootstrap_function(
 
 
 def _is_pair(one: object) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and hasattr(one[0], "stored_type")
+    if not isinstance(one, tuple) or len(one) != 2:
+        return False
+    return hasattr(one[0], "stored_type") and isinstance(one[1], str | list | tuple)
