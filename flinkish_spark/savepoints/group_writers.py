@@ -31,7 +31,8 @@ from flinkish_spark.protocol.savepoints import StateFile, state_path
 from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema, to_block
 from flinkish_spark.savepoints.entries import file_values
-from flinkish_spark.savepoints.state_files import StateFileWriter
+from flinkish_spark.savepoints.errors import SavepointDamaged
+from flinkish_spark.savepoints.state_files import StateFileWriter, sha256_of
 
 KEY_GROUP, PART, BLOCK = "key_group", "part", "block"
 #: What goes through the shuffle.
@@ -107,7 +108,10 @@ class PackValues:
         """Yield rows of PACKED."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
-                for group, value in file_values(Path(self.folder), StateFile.from_json(json.loads(text))):
+                file = StateFile.from_json(json.loads(text))
+                if sha256_of(Path(self.folder) / file.path) != file.sha256:
+                    raise SavepointDamaged(f"the checksum of {file.path} does not match", file=file.path)
+                for group, value in file_values(Path(self.folder), file):
                     is_copy = group < FIRST_PARTITION_GROUP and kind_of(value) in self.together
                     # One at a time: a value is a whole key group.
                     yield _packed([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])

@@ -188,14 +188,18 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
         due = {planned.filling.chain: _due(reports)}
         return WrittenOperator(_with_states(planned.state, reports), files, due)
     written: list[StateFile] = []
-    state, timers = planned.state, dict[str, tuple[DueTimers, ...]]()
-    for chain in sorted(planned.origin.keys() | planned.edits.keys() | planned.broadcast.keys()):
+    timers: dict[str, tuple[DueTimers, ...]] = {}
+    chains = sorted(planned.origin.keys() | planned.edits.keys() | planned.broadcast.keys())
+    # What is stored in several chains has to be known as long as one of them has it.
+    state = planned.state if len(chains) > 1 else replace(planned.state, states={})
+    for chain in chains:
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
         broadcast = planned.broadcast.get(chain, ())
         if not edits and not broadcast and all(file.operator == uid for file in old):
             assert target.origin is not None
             target.origin.take(old, target.folder)
             written += [replace(file, chain=chain) for file in old]
+            state = replace(state, states={**state.states, **planned.state.states})
             continue
         reports = _rewrite(target, uid, state, old, edits, broadcast)
         state = _with_states(state, reports)
@@ -356,7 +360,7 @@ def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
 
 
 def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> OperatorState:
-    found: dict[str, str] = {}
+    found = dict(state.states)
     for report in reports:
         found.update(report["states"])
     return replace(state, states=found)

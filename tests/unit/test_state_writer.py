@@ -41,7 +41,7 @@ from flinkish_spark.savepoints.bootstrap import bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.edited_state import state_columns, timer_fields
 from flinkish_spark.savepoints.entries import SavepointValues, file_values
-from flinkish_spark.savepoints.errors import BootstrapRefused
+from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointDamaged
 from flinkish_spark.savepoints.group_edits import EditedState, EditedTimers, EditGroup
 from flinkish_spark.savepoints.group_filling import FilledRows, FillGroup
 from flinkish_spark.savepoints.group_writers import PackRows, PackValues, WriteGroups, WriterRefused
@@ -587,6 +587,14 @@ def test_timers_of_a_new_operator_are_known_to_the_job() -> None:
         ("totals.a", 4): NextTimers(None, 7),
         ("totals.b", 3): NextTimers(60_000, None),
     }
+
+
+def test_an_altered_file_is_not_rewritten(tmp_path) -> None:
+    file = file_of(filled(tmp_path, Fills(), ORDERS, timestamp="at"))
+    other = {**file.to_json(), "sha256": "0" * 64}
+    given = pa.RecordBatch.from_pydict({"file": [json.dumps(other)]})
+    with pytest.raises(SavepointDamaged, match="checksum"):
+        list(PackValues(str(tmp_path))([given]))
 
 
 def test_values_of_a_savepoint_pass_through_as_they_are(tmp_path) -> None:
