@@ -80,9 +80,9 @@ def kind_of(value: bytes | memoryview) -> str | None:
 
 
 def changed_partition(
-    value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
+    value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return what a partition keeps, with other entries in some broadcast states, and maybe another owner.
+    """Return what a partition keeps, with other entries in some of its states, and maybe another owner.
 
     Parameters
     ----------
@@ -90,8 +90,10 @@ def changed_partition(
         None for none.
     owner
         Uid of the operator whose value it becomes.
+    kind
+        Of the states that are changed; None if none is.
     changes
-        Entries by the name of the broadcast state.
+        Entries by the name of the state.
 
     Returns
     -------
@@ -101,18 +103,16 @@ def changed_partition(
     Raises
     ------
     StateMismatch
-        There are changes, and it is no broadcast state.
+        It is of another kind.
     """
-    kind = BROADCAST_KIND if value is None else kind_of(value)
-    if kind is None or (changes and kind != BROADCAST_KIND):
-        raise StateMismatch(
-            f"operator {owner!r} keeps {kind or 'keyed state'} where broadcast state was to be"
-        )
+    found = kind if value is None else kind_of(value)
+    if found is None or kind not in (None, found):
+        raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
     stored = {} if value is None else stored_tables(value)
-    tables = {name.removeprefix(_PREFIXES[kind]): table for name, table in stored.items()} | dict(changes)
+    tables = {name.removeprefix(_PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
-    return pack_tables(owner, kind, tables)
+    return pack_tables(owner, found, tables)
 
 
 def changed_group(

@@ -21,7 +21,14 @@ from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, TIMES, file_values
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.group_edits import Edit, EditedBroadcast, EditedState, EditedTimers
+from flinkish_spark.savepoints.group_edits import (
+    Edit,
+    EditedBroadcast,
+    EditedItems,
+    EditedState,
+    EditedTimers,
+    PartitionEdit,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,20 +55,20 @@ class EditRows:
 
 
 @dataclass(frozen=True)
-class BroadcastRows:
-    """All entries that a broadcast state is to have.
+class PartitionRows:
+    """All entries that a broadcast state, or all items that an operator list state is to have.
 
     Parameters
     ----------
     frame
-        Key and value.
+        Key and value, or item.
     """
 
     frame: DataFrame
-    edit: EditedBroadcast
+    edit: PartitionEdit
 
 
-def broadcast_rows(frame: DataFrame, uid: str, name: str) -> BroadcastRows:
+def broadcast_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
     """Return the entries of a broadcast state, checked as far as that is possible without reading them.
 
     Raises
@@ -69,15 +76,31 @@ def broadcast_rows(frame: DataFrame, uid: str, name: str) -> BroadcastRows:
     ConfigError, SchemaError
         As from :func:`state_rows`.
     """
+    ordered = _exactly(frame, ("key", "value"), f"the broadcast state '{name}' of '{uid}'")
+    return PartitionRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
+
+
+def item_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
+    """Return the items of an operator list state, checked as far as that is possible without reading them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    ordered = _exactly(frame, ("item",), f"the operator list state '{name}' of '{uid}'")
+    return PartitionRows(ordered, EditedItems(name, arrow_schema(ordered.schema)))
+
+
+def _exactly(frame: DataFrame, names: tuple[str, ...], what: str) -> DataFrame:
     if frame.isStreaming:
         raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
-    if set(frame.columns) != {"key", "value"}:
+    if set(frame.columns) != set(names):
         raise SchemaError(
-            f"the broadcast state '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
-            what_to_do="give the columns that read_broadcast_state gives: key and value",
+            f"{what} is given as {', '.join(frame.columns)}",
+            what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
         )
-    ordered = frame.select("key", "value")
-    return BroadcastRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
+    return frame.select(*names)
 
 
 def state_rows(

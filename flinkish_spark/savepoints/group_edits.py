@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import TIMERS
+from flinkish_spark.operators.list_state import LIST_KIND
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.stored_groups import changed_group, changed_partition
 from flinkish_spark.operators.table_codec import ALIVE, TIME, TableLayout
@@ -172,6 +174,7 @@ class EditedBroadcast:
 
     name: str
     rows: pa.Schema
+    kind: ClassVar[str] = BROADCAST_KIND
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries by the name of the state."""
@@ -183,6 +186,33 @@ class EditedBroadcast:
         if counts.num_rows != given.num_rows:
             raise WriterRefused(f"{what} has several rows for one key; give one")
         return {self.name: given}
+
+
+@dataclass(frozen=True)
+class EditedItems:
+    """The items of an operator list state, as a user gives them; all of them are the first partition's.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    rows
+        Schema of the blocks, and of the stored items.
+    """
+
+    name: str
+    rows: pa.Schema
+    kind: ClassVar[str] = LIST_KIND
+
+    def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
+        """Return the items by the name of the state."""
+        given = _joined(blocks, self.rows)
+        if given.column(0).null_count:
+            raise WriterRefused(f"the operator list state '{self.name}' has a null; no item may be null")
+        return {self.name: given}
+
+
+PartitionEdit = EditedBroadcast | EditedItems
 
 
 @dataclass(frozen=True)
@@ -199,27 +229,28 @@ class ByKind:
 
 @dataclass(frozen=True)
 class EditPartition:
-    """A :class:`Change`: what a partition keeps, with other entries in some broadcast states, under some uid.
+    """A :class:`Change`: what a partition keeps, with other entries in some states, under some uid.
 
     Parameters
     ----------
     owner
         Uid that the value is to have.
     edits
-        By part.
+        By part; a partition that gets no rows of an edit has nothing of that state any more.
     """
 
     owner: str
-    edits: Mapping[int, EditedBroadcast]
+    edits: Mapping[int, PartitionEdit]
 
     def __call__(self, group: int, parts: Mapping[int, list[bytes]]) -> bytes | None:
         """Return the value; copies of broadcast state that came together are equal, and one is enough."""
+        before = next(iter(parts.get(VALUE, ())), None)
         tables: dict[str, pa.RecordBatch] = {}
-        if group == FIRST_PARTITION_GROUP:
-            for part, edit in self.edits.items():
-                tables.update(edit.tables(parts.get(part, ())))
+        for part, edit in self.edits.items():
+            tables.update(edit.tables(parts.get(part, ())))
+        kind = next((edit.kind for edit in self.edits.values()), None)
         try:
-            return changed_partition(next(iter(parts.get(VALUE, ())), None), self.owner, tables)
+            return changed_partition(before, self.owner, kind, tables)
         except StateMismatch as error:
             raise WriterRefused(str(error)) from None
 

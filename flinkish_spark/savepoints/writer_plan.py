@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flinkish_spark.arguments import refused_as_config_errors
+from flinkish_spark.clock import wall_ms
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.errors import BootstrapRefused
@@ -38,6 +42,59 @@ class WriterPlan:
     times: EventTime | None
     max_parallelism: int
 
+    @classmethod
+    def of_nothing(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
+        """Return the plan of an empty savepoint; its checkpoint is 0, which no job has."""
+        metadata = SavepointMetadata(
+            savepoint=uuid.uuid4().hex,
+            job=job,
+            job_uuid=JobUuid(uuid.uuid4().hex),
+            checkpoint=CheckpointId(0),
+            lineage=Lineage(0),
+            batch=BatchId(0),
+            decided_at_ms=wall_ms(),
+            shuffle_partitions=shuffle_partitions,
+            operators={},
+            sources={},
+            chains=(),
+        )
+        return cls(metadata, None, {}, (), None, max_parallelism)
+
+    @classmethod
+    def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
+        """Return the plan of a copy of a savepoint.
+
+        Raises
+        ------
+        SavepointNotFound, SavepointDamaged
+            It is not there, or not whole.
+        """
+        metadata = place.metadata()
+        place.check_files(metadata.files)
+        operators = {
+            uid: PlannedOperator.of_stored(uid, state, metadata.files)
+            for uid, state in metadata.operators.items()
+        }
+        return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
+
+    def check_new(self, uid: str) -> None:
+        """Refuse a uid for one more operator.
+
+        Raises
+        ------
+        ConfigError
+            It cannot be a uid.
+        BootstrapRefused
+            It is taken.
+        """
+        with refused_as_config_errors("give the operator's uid in the job"):
+            checked_name(uid, "uid")
+        if uid in self.operators:
+            raise BootstrapRefused(
+                f"there is an operator '{uid}' already",
+                what_to_do="use remove_operator() first, or with_state() to replace one of its states",
+            )
+
     def planned(self, uid: str) -> PlannedOperator:
         """Return an operator.
 
@@ -66,7 +123,7 @@ class WriterPlan:
         if not planned.state.key_types:
             raise BootstrapRefused(
                 f"the operator '{uid}' has no keys, and so no keyed state",
-                what_to_do="use with_broadcast_state()",
+                what_to_do="use with_broadcast_state() or with_list_state()",
             )
         if planned.filling is not None:
             raise BootstrapRefused(

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.graph.declared import check_max_parallelism
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
+from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
 from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.columns_function import StateColumns
-from flinkish_spark.savepoints.edited_state import broadcast_rows, state_rows, stored_columns, timer_rows
+from flinkish_spark.savepoints.edited_state import (
+    broadcast_rows,
+    item_rows,
+    state_rows,
+    stored_columns,
+    timer_rows,
+)
 from flinkish_spark.savepoints.errors import BootstrapRefused, SavepointFailed
 from flinkish_spark.savepoints.export import sync_folders
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.planned_state import (
-    Filling,
-    PlannedOperator,
-    WriteTarget,
-    checked_key_types,
-    write_operator,
-)
+from flinkish_spark.savepoints.planned_state import Filling, PlannedOperator
 from flinkish_spark.savepoints.saved_parts import (
     times_with_timers,
     times_with_uid,
@@ -39,6 +39,7 @@ from flinkish_spark.savepoints.saved_parts import (
     with_uid,
     without_operator,
 )
+from flinkish_spark.savepoints.state_jobs import WriteTarget, checked_key_types, write_operator
 from flinkish_spark.savepoints.targets import check_apart, check_target
 from flinkish_spark.savepoints.writer_plan import WriterPlan
 
@@ -87,20 +88,8 @@ class SavepointWriter:
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("choose another name"):
             checked_name(job, "job")
-        metadata = SavepointMetadata(
-            savepoint=uuid.uuid4().hex,
-            job=job,
-            job_uuid=JobUuid(uuid.uuid4().hex),
-            checkpoint=CheckpointId(0),
-            lineage=Lineage(0),
-            batch=BatchId(0),
-            decided_at_ms=wall_ms(),
-            shuffle_partitions=int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
-            operators={},
-            sources={},
-            chains=(),
-        )
-        return cls(spark, WriterPlan(metadata, None, {}, (), None, max_parallelism))
+        partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
 
     @classmethod
     def from_existing(
@@ -126,14 +115,7 @@ class SavepointWriter:
         """
         check_max_parallelism(max_parallelism)
         place = SavepointDir(Path(str(path).removeprefix("file://")).absolute())
-        metadata = place.metadata()
-        place.check_files(metadata.files)
-        operators = {
-            uid: PlannedOperator.of_stored(uid, state, metadata.files)
-            for uid, state in metadata.operators.items()
-        }
-        plan = WriterPlan(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
-        return cls(spark, plan)
+        return cls(spark, WriterPlan.of_stored(place, max_parallelism))
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -172,13 +154,7 @@ class SavepointWriter:
             An argument is wrong, columns do not fit the states, or the function cannot be sent.
         """
         plan = self._plan
-        with refused_as_config_errors("give the operator's uid in the job"):
-            checked_name(uid, "uid")
-        if uid in plan.operators:
-            raise BootstrapRefused(
-                f"there is an operator '{uid}' already",
-                what_to_do="use remove_operator() first, or with_state() to replace one of its states",
-            )
+        plan.check_new(uid)
         instance_of("rows", rows, KeyedRows, what_to_do='give keyed_by(rows, "user")')
         function = bootstrap_function(states, rows.frame.schema, uid)
         key_types = tuple(kind.simpleString() for kind in checked_key_types(rows.frame, rows.keys))
@@ -263,8 +239,33 @@ class SavepointWriter:
         """
         planned = self._plan.planned(uid)
         own = self._plan.chain_of(uid, chain)
-        changed = planned.with_broadcast(own, broadcast_rows(frame, uid, name))
+        changed = planned.with_partition(own, broadcast_rows(frame, uid, name))
         return self._changed(operators={**self._plan.operators, uid: changed})
+
+    def with_list_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which an operator list state of an operator has other items; all others stay.
+
+        All items are those of one partition, so a job with several deals them out. Parameters are those of
+        :meth:`with_broadcast_state`, but for a single column `item`, and so are errors.
+        """
+        planned = self._plan.planned(uid)
+        own = self._plan.chain_of(uid, chain)
+        changed = planned.with_partition(own, item_rows(frame, uid, name))
+        return self._changed(operators={**self._plan.operators, uid: changed})
+
+    def with_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
+        """Return a writer with one more operator that has no keys, and no state yet.
+
+        Its broadcast or operator list states are added with :meth:`with_broadcast_state` and
+        :meth:`with_list_state`. Parameters and errors are those of :meth:`with_operator`.
+        """
+        plan = self._plan
+        plan.check_new(uid)
+        chains, _ = with_operator(plan.chains, uid, beside)
+        added = PlannedOperator(OperatorState(plan.max_parallelism, ()))
+        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
 
     def remove_operator(self, uid: str) -> SavepointWriter:
         """Return a writer without the state and the timers of an operator.

@@ -42,7 +42,13 @@ from flinkish_spark.savepoints.entries import (
     to_ms,
 )
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
-from flinkish_spark.savepoints.group_edits import ByKind, EditedBroadcast, EditGroup, EditPartition
+from flinkish_spark.savepoints.group_edits import (
+    ByKind,
+    EditedBroadcast,
+    EditedItems,
+    EditGroup,
+    EditPartition,
+)
 from flinkish_spark.savepoints.group_writers import PackValues, WriteGroups, WriterRefused
 from flinkish_spark.savepoints.state_files import StateFileWriter
 from flinkish_spark.savepoints.stored_state import files_of
@@ -328,3 +334,18 @@ def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
     edit = EditedBroadcast("limits", arrow_schema(parse_ddl("key STRING, value LONG")))
     with pytest.raises(WriterRefused, match="keeps operator list state where broadcast state was to be"):
         list(WriteGroups(str(folder), "other", "h", EditPartition("other", {1: edit}))(packed))
+
+
+def test_items_are_replaced_and_all_of_them_are_the_first_partitions(tmp_path) -> None:
+    folder, file = lists_file(tmp_path)
+    kind = arrow_schema(parse_ddl("item STRUCT<file: STRING, at: LONG>"))
+    new = pa.RecordBatch.from_pylist([{"item": {"file": "d", "at": 4}}] * 2, schema=kind)
+    packed = [row for one in PackValues(str(folder))(given_to(file)) for row in one.to_pylist()]
+    packed.insert(1, {"key_group": -1, "part": 1, "block": to_block(new)})
+    change = EditPartition("merged", {1: EditedItems("open", kind)})
+    task = WriteGroups(str(folder), "merged", "g", change)
+    (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
+    one = json.loads(report["report"])["file"]
+    written = StateFile("merged", "merged", one["name"], one["rows"], one["bytes"], one["sha256"])
+    kept = {group: OperatorLists("merged", [ITEMS], value) for group, value in file_values(folder, written)}
+    assert {group: lists.state(ITEMS).get() for group, lists in kept.items()} == {-1: [("d", 4), ("d", 4)]}
