@@ -17,7 +17,9 @@ from flinkish_spark import (
     ValueStateDescriptor,
     read_state,
 )
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.errors import UserFunctionError
+from flinkish_spark.operators.list_state import OperatorListDescriptor
 from flinkish_spark.protocol.restoring import UnpositionedSources
 from flinkish_spark.savepoints.errors import SavepointFailed
 from flinkish_spark.savepoints.files import SavepointDir
@@ -29,6 +31,7 @@ from flinkish_spark.state_processor import (
     SavepointWriter,
     keyed_by,
     read_broadcast_state,
+    read_list_state,
     read_timers,
 )
 from tests.savepoint_support import started, stop, stop_with
@@ -267,3 +270,32 @@ def test_a_job_goes_on_with_broadcast_state_that_was_written(spark, job_dir, tmp
         assert client.wait(300_000), f"the job did not end; {client.progress}"
     assert sorted((row.user, row.n) for row in sink.rows()) == [("ann", 12), ("ben", 2)]
     assert {row.f for row in sink.rows()} <= {7, 21}
+
+
+OPEN = OperatorListDescriptor("open", "STRING")
+
+
+class Opened(CheckpointedProcessFunction):
+    """Emits what it has kept, and keeps the users that come."""
+
+    def open(self, context):
+        self.kept = context.get_operator_list_state(OPEN)
+
+    def process_element(self, order, ctx):
+        self.kept.add(order.user)
+        yield "kept", ",".join(sorted(self.kept)), len(self.kept)
+
+
+def test_a_job_goes_on_with_items_that_were_written(spark, job_dir, tmp_path) -> None:
+    items = spark.createDataFrame([("ann",), ("ben",)], "item STRING")
+    writer = SavepointWriter.new(spark).with_unkeyed_operator("opened")
+    writer.with_list_state("opened", "open", items).write(tmp_path / "first")
+    sink = MemorySink("items")
+    env = environment(spark, job_dir, restore=RestoreSettings(str(tmp_path / "first")))
+    orders = env.from_collection([("cem", 1)], ORDER, uid="orders")
+    orders.process_with_state(Opened(), output=OUT, uid="opened").sink_to(sink, uid="out")
+    with started(env, env.restore, partitions=1) as client:
+        assert client.wait(300_000), f"the job did not end; {client.progress}"
+    assert [row.user for row in sink.rows()] == ["ann,ben,cem"]
+    found = read_list_state(spark, job_dir, "opened", "open")
+    assert {row.item for row in found.collect()} == {"ann", "ben", "cem"}
