@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 
+from flinkish_spark.protocol.latencies import FIRST_OPERATOR_REPORTER
+
 #: Prefix of every control column; a user's schema may not use it.
 PREFIX = "_fs_"
 
@@ -56,10 +58,16 @@ class Kind(enum.IntEnum):
     WAKE = 2
     #: A key group's state, on its way into an operator.
     STATE = 3
+    #: Measures latency. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned,
+    #: its channel the source and the subtask that it is in or goes to; see `protocol/latencies.py`.
+    MARKER = 4
 
 
 #: Kinds from here on are reports to the driver: of the reporter with that number less this one.
 FIRST_REPORT = 16
+#: Kinds from here on say when a marker has reached an operator: the one with that number less this one. The
+#: first number of such a report is the marker's, the second one the wall clock.
+FIRST_LATENCY = FIRST_REPORT + FIRST_OPERATOR_REPORTER
 
 
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)

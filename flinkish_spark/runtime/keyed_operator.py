@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState as SparkState
 
+from flinkish_spark.clock import wall_ms
 from flinkish_spark.errors import InternalError
 from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
@@ -32,6 +33,7 @@ from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import TableCodecError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
+from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
@@ -170,12 +172,18 @@ class KeyedOperator:
     def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[_Out]:
         """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
 
-        A barrier held back is missing at the sinks, which declines the checkpoint there.
+        A barrier held back is missing at the sinks, which declines the checkpoint there. A latency marker
+        goes on, too, with a report of when it was here: behind all records of the partition.
         """
         kinds = frame[C.KIND].to_numpy()
         passing = frame[kinds != int(C.Kind.BARRIER)][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
         for kind, first, channel, second in passing.to_numpy().tolist():
-            yield _Out(kind, first, channel, second)
+            if kind == int(C.Kind.MARKER):
+                place = moved_to(channel, partition)
+                yield _Out(C.FIRST_LATENCY + self.spec.reporter, first, place, wall_ms())
+                yield _Out(kind, first, place, second)
+            else:
+                yield _Out(kind, first, channel, second)
         barriers = frame[kinds == int(C.Kind.BARRIER)]
         checkpoints = set(barriers[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
         if len(checkpoints) == 1 and self._is_complete(barriers):

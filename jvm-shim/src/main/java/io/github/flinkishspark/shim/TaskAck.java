@@ -20,7 +20,10 @@ final class TaskAck {
   static final int HASH = 3;
   private static final int RECORD_KIND = 0;
   private static final int BARRIER_KIND = 1;
+  private static final int MARKER_KIND = 4;
   private static final int FIRST_REPORT_KIND = 16;
+  /** Who reports that a latency marker has reached a sink. */
+  private static final long SINK_REPORTER = 1L << 20;
 
   private final int partition;
   private final int attempt;
@@ -37,8 +40,8 @@ final class TaskAck {
   }
 
   /**
-   * Counts the row and says whether it is a record. Barriers and reports about time are noted, other control rows are ignored;
-   * the caller passes on records only. Must be called once per row.
+   * Counts the row and says whether it is a record. Barriers and reports about time are noted, of a latency marker when it came;
+   * other control rows are ignored. The caller passes on records only. Must be called once per row.
    */
   boolean admit(InternalRow row) {
     int kind = row.getInt(KIND);
@@ -49,6 +52,8 @@ final class TaskAck {
     }
     if (kind == BARRIER_KIND) {
       addBarrier(row.getLong(CHECKPOINT), row.getLong(CHANNEL));
+    } else if (kind == MARKER_KIND) {
+      addReport(SINK_REPORTER, row.getLong(CHANNEL), row.getLong(CHECKPOINT), System.currentTimeMillis());
     } else if (kind >= FIRST_REPORT_KIND) {
       addReport(kind - FIRST_REPORT_KIND, row.getLong(CHANNEL), row.getLong(CHECKPOINT), row.getLong(HASH));
     }
