@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
+from flinkish_spark.clock import wall_ms
 from flinkish_spark.errors import InternalError
 from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.latencies import SINK_REPORTER
 from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.worker_gc import freeze_modules
@@ -94,7 +96,7 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
 
 
 class RowCount:
-    """Counts records, and takes barriers and reports out, as the row tap in the JAR does.
+    """Counts records, and takes barriers, reports and markers out, as the row tap in the JAR does.
 
     Parameters
     ----------
@@ -130,6 +132,8 @@ class RowCount:
         ):
             if kind == int(C.Kind.BARRIER):
                 self._barriers.append(Barrier(CheckpointId(first), place))
+            elif kind == int(C.Kind.MARKER):
+                self._reports.append(TimeReport(SINK_REPORTER, place, first, wall_ms()))
             elif kind >= C.FIRST_REPORT:
                 self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
 
