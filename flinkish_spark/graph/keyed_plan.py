@@ -17,6 +17,7 @@ from flinkish_spark.graph.declared import check_same_fields
 from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
 from flinkish_spark.graph.keyed_routes import KeyedRoutes
+from flinkish_spark.graph.latency_markers import SourceMarkers
 from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
@@ -53,6 +54,8 @@ class KeyedParts:
         The side outputs that are read.
     seed
         Key groups and their state, if the lineage begins with state of this operator.
+    markers
+        Of the sources that it reads itself, if latency is measured; those of others come with the rows.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -60,6 +63,7 @@ class KeyedParts:
     partitions: int
     sides: Sequence[SideNode] = ()
     seed: DataFrame | None = None
+    markers: SourceMarkers | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     rows = routes.of_inputs(parts.inputs, sent)
     if parts.seed is not None:
         rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
+    if parts.markers is not None:
+        rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
     main = _main_output(node, schemas, sent[0].folded)
     sides, has_times = parts.sides, all(one.has_times for one in parts.inputs)
     outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))

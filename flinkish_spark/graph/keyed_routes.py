@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plan_layout import named_scan
 from flinkish_spark.graph.keyed_input import KeyedInput, Sent
+from flinkish_spark.graph.latency_markers import subtask_in
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.group_runners import Distribution
@@ -138,13 +139,18 @@ class KeyedRoutes:
         return routed.select(C.ROUTE, *C.CONTROL[:-1], F.explode(sequences).alias(C.SEQUENCE), no_block)
 
     def _control_routes(self) -> Column:
-        """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
+        """Return the routes of a control row: a barrier goes everywhere, a call to its key group.
+
+        A latency marker goes on from the subtask that it was in to the one with the same number.
+        """
         kind = F.col(C.KIND)
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.operator)
         called = F.element_at(_int_array(self.routing.of_group), F.col(C.SEQUENCE).cast("int") + 1)
         also = _int_array(self.routing.of_broadcast) if self.has_broadcast else None
         all_called = F.array(called) if also is None else F.concat(F.array(called), also)
         routes = F.when(kind == int(C.Kind.BARRIER), _int_array(self.routing.of_barrier))
+        same = F.get(_int_array(self.routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
+        routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
         # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
         return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
 

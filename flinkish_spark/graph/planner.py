@@ -25,6 +25,7 @@ from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
+from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
 from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.python_transforms import RowTransform
@@ -83,6 +84,8 @@ class Planner:
         What the live lineage began with.
     graph
         For whoever plans single nodes.
+    marking
+        Makes latency markers, if the job wants them.
     """
 
     def __init__(
@@ -92,9 +95,10 @@ class Planner:
         partitions: int,
         beginning: Beginning = NOTHING,
         graph: StreamGraph | None = None,
+        marking: LatencyMarking | NoMarking = NO_MARKING,
     ) -> None:
         self._spark = spark
-        self._beginning = beginning
+        self._beginning, self._marking = beginning, marking
         self._control_path = control_path
         self._partitions = partitions
         control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
@@ -125,7 +129,8 @@ class Planner:
                 moved = self._beginning.positioned(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._control_path):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    part, schema = self._part(bases, self._with_barriers([letters]), chain)
+                    marked = self._marking.beside(self._with_barriers([letters]), graph, [source.uid])
+                    part, schema = self._part(bases, marked, chain)
                     sinks.append(PlannedSink(side.uid, side.sink, schema, (part,), number_of_reporters))
         union: DataFrame | None = None
         for index, base in enumerate(bases):
@@ -189,7 +194,8 @@ class Planner:
         sides = self._graph.sides_of(node)
         seed = self._beginning.state_of(self._spark, node.uid, chain)
         number = numbers.index(node.uid)
-        planned = plan_keyed(node, KeyedParts(tuple(given), number, self._partitions, sides, seed))
+        markers = self._marking.of(self._graph, [one.source for one in given if one.source is not None])
+        planned = plan_keyed(node, KeyedParts(tuple(given), number, self._partitions, sides, seed, markers))
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
@@ -227,7 +233,7 @@ class Planner:
         records = [stream for stream in streams if isinstance(stream, RecordStream)]
         for other in records[1:]:
             check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
-        return self._with_barriers(records)
+        return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
 
     @staticmethod
     def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
