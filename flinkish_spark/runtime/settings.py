@@ -16,6 +16,7 @@ from flinkish_spark.manifests.base import Manifest, ManifestContext
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.steps import Observer
@@ -55,6 +56,8 @@ class JobSettings:
     standby: Standby = Standby.REFUSE
     standby_poll_ms: int = 200
     manifest: Manifest | None = None
+    #: None where latency is not measured.
+    latencies: LatencyTracker | None = None
 
 
 @dataclass

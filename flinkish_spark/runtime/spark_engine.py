@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone
 from flinkish_spark.errors import FlinkishError
+from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
 from flinkish_spark.graph.planner import Planner
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
@@ -16,6 +17,7 @@ from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
 from flinkish_spark.runtime.engine import (
@@ -27,6 +29,7 @@ from flinkish_spark.runtime.engine import (
     StagingContext,
 )
 from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
+from flinkish_spark.runtime.latency_tracking import TrackedStaging
 from flinkish_spark.runtime.micro_batch_time import CHECKPOINT_PROPERTY
 from flinkish_spark.runtime.ownership import JobLock, Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
@@ -121,7 +124,8 @@ class SparkEngine:
         with query_conf(self._spark, partitions):
             self._spark.dataSource.register(ControlSource)
             beginning = self._savepoints.beginning()
-            planner = Planner(self._spark, str(control.path), partitions, beginning)
+            marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
+            planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
             planned = planner.plan(self._graph)
             check_layout(self._job_dir, planned)
         self._keeper = self._savepoints.keeper()
@@ -188,7 +192,12 @@ class SparkPlan:
         contexts = _contexts(self._planned, context.job, context.ownership.epoch, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        return SinkStaging(sinks, writers, context)
+        staging = SinkStaging(sinks, writers, context)
+        tracker = self._settings.latencies
+        if tracker is None:
+            return staging
+        uids = [source_of(one.uid) for one in self._planned.time.reporters]
+        return TrackedStaging(staging, tracker, uids, context.clock)
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
         """Start the query."""
