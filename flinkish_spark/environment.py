@@ -24,6 +24,7 @@ from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.restart_strategies import ExponentialDelay
+from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks, UnknownHookState
 from flinkish_spark.runtime.settings import JobSettings, Standby
@@ -74,6 +75,9 @@ class StreamExecutionEnvironment:
         Whether to start from a checkpoint with the state of a master hook that is not added.
     manifest
         Where readers find one record per confirmed checkpoint: a DeltaManifest or a KafkaManifest.
+    latency_tracking_interval_ms
+        How often latency is measured by markers, at most once per micro-batch, from 1 ms up to 365 days;
+        see `JobClient.latencies`. None for never.
 
     Raises
     ------
@@ -99,6 +103,7 @@ class StreamExecutionEnvironment:
         standby: Standby = Standby.REFUSE,
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
         manifest: Manifest | None = None,
+        latency_tracking_interval_ms: int | None = None,
     ) -> None:
         _check_session(spark)
         instance_of("job", job, str, what_to_do='give the job a name like "orders"')
@@ -107,6 +112,10 @@ class StreamExecutionEnvironment:
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
             checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
+        if latency_tracking_interval_ms is not None:
+            with refused_as_config_errors("leave it out to measure no latency"):
+                name = "latency_tracking_interval_ms"
+                checked_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
         with refused_as_config_errors("give one of these, without quotes"):
             checked_choice("standby", standby, Standby)
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
@@ -117,6 +126,7 @@ class StreamExecutionEnvironment:
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.max_parallelism = max_parallelism
         self.trigger_interval_ms = trigger_interval_ms
+        self.latency_tracking_interval_ms = latency_tracking_interval_ms
         self.graph = StreamGraph()
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
@@ -172,7 +182,9 @@ class StreamExecutionEnvironment:
 
     def execute_async(self) -> JobClient:
         """Start the job and return at once; for notebooks and services."""
-        return JobClient(self._supervisor())
+        interval_ms = self.latency_tracking_interval_ms
+        latencies = None if interval_ms is None else LatencyTracker(interval_ms)
+        return JobClient(self._supervisor(latencies), latencies)
 
     def execute(self) -> None:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
@@ -226,7 +238,7 @@ class StreamExecutionEnvironment:
         with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
 
-    def _supervisor(self) -> Supervisor:
+    def _supervisor(self, latencies: LatencyTracker | None = None) -> Supervisor:
         partitions: Any = self.spark.conf.get("spark.sql.shuffle.partitions")
         settings = JobSettings(
             name=self.job,
@@ -243,6 +255,7 @@ class StreamExecutionEnvironment:
             standby=self.standby,
             restore=self.restore,
             manifest=self.manifest,
+            latencies=latencies,
         )
         job_dir = JobDir(LocalStore(settings.root))
         return Supervisor(SparkEngine(self.spark, self.graph, settings, job_dir), settings, job_dir)

@@ -8,10 +8,12 @@ from flinkish_spark.answers import Asked, PendingAnswer
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobStatus, TaskState
+from flinkish_spark.protocol.latencies import Latencies
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
 from flinkish_spark.protocol.trigger import Schedule
+from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.rewind_orders import PendingRewind
 from flinkish_spark.runtime.settings import JobProgress
 from flinkish_spark.runtime.supervisor import Supervisor
@@ -23,8 +25,8 @@ class JobClient:
     Every method may be called by any thread, at any time.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, latencies: LatencyTracker | None = None) -> None:
+        self._supervisor, self._latencies = supervisor, latencies
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="flinkish-supervisor", daemon=True)
         self._thread.start()
@@ -55,6 +57,19 @@ class JobClient:
     def statistics(self) -> StatisticsHistory:
         """Return what checkpoints cost so far: a history with a bound, and a summary."""
         return self._supervisor.statistics
+
+    @property
+    def latencies(self) -> Latencies:
+        """Return what latency markers have measured so far in this process, by source, operator and subtask.
+
+        Empty in an environment without `latency_tracking_interval_ms`.
+
+        Examples
+        --------
+        >>> client.latencies.of("totals").quantile_ms(0.99)  # doctest: +SKIP
+        640
+        """
+        return Latencies() if self._latencies is None else self._latencies.latencies
 
     @property
     def is_running(self) -> bool:

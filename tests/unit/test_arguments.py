@@ -60,6 +60,7 @@ def test_what_is_left_out_has_its_default() -> None:
     env = environment(checkpoint=None, restart_strategy=None, restore=None)
     assert env.checkpoint == CheckpointConfig() and env.restart_strategy == ExponentialDelay()
     assert (env.restore, env.standby, env.trigger_interval_ms) == (None, Standby.REFUSE, 0)
+    assert env.latency_tracking_interval_ms is None
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,14 @@ def test_what_is_left_out_has_its_default() -> None:
         *(
             ("trigger_interval_ms", one, "a whole number from 0 to 31536000000 (milliseconds)")
             for one in NUMBERS
+        ),
+        *(
+            (
+                "latency_tracking_interval_ms",
+                one,
+                "a whole number from 1 to 31536000000 (milliseconds)",
+            )
+            for one in (0, *(number for number in NUMBERS if number is not None))
         ),
         *(("max_parallelism", one, "key groups") for one in (True, None, 0, 1.0, "128", 32_769)),
         *(("spark", one, "a SparkSession") for one in (None, "spark", SparkSession.builder, SparkSession)),
