@@ -1,0 +1,52 @@
+"""Latency markers between Kafka topics: readers and writers in the JVM and in Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import KafkaSink
+from tests.support import (
+    TOTAL,
+    RunningTotal,
+    await_that,
+    environment,
+    expected_totals,
+    order,
+    orders_source,
+    produce,
+    rows,
+    running,
+    totals_in,
+)
+
+pytestmark = pytest.mark.timeout(400)
+USERS = ("ann", "bob", "cid", "dan")
+
+
+@pytest.mark.parametrize(("reader", "writer"), [("jvm", "jvm"), ("python", "python")])
+def test_markers_come_through_operators_to_kafka_sinks(
+    spark: Any, broker: Any, topic: Any, job_dir: Path, reader: str, writer: str
+) -> None:
+    servers, source, totals, raw = broker.bootstrap_servers, topic(2), topic(2), topic(1)
+    for user in USERS:
+        produce(servers, source, [order(user, n) for n in range(10)], key=user.encode())
+    env = environment(spark, job_dir, latency_tracking_interval_ms=1)
+    orders = env.from_source(orders_source(servers, source, reader=reader), uid="orders")
+    found = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
+    found.sink_to(KafkaSink(servers, totals, key="user", writer=writer), uid="out")
+    orders.sink_to(KafkaSink(servers, raw, key="user", writer=writer), uid="raw")
+    with running(env) as client:
+        await_that(lambda: (rows(client, "out"), rows(client, "raw")) == (40, 40), client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=180_000), "the job did not stop"
+    places = {(at.operator, at.source, at.subtask) for at in client.latencies}
+    of_operator = {(name, "orders", subtask) for name in ("totals", "out") for subtask in (0, 1)}
+    assert places == {("raw", "orders", 0), *of_operator}
+    assert all((one.min_ms or 0) > 0 for _, one in client.latencies.items())
+    assert totals_in(servers, totals) == expected_totals({user: [*range(10)] for user in USERS})
+    counted: Counter[Any] = Counter(key for key, _ in totals_in(servers, totals).elements())
+    assert counted == Counter(dict.fromkeys(USERS, 10))
