@@ -38,7 +38,7 @@ class SourceMarkers:
     sources: tuple[int, ...]
 
     def routed(self, routes: Sequence[int]) -> DataFrame:
-        """Return one marker per source and subtask of the first keyed operator, as they go through the shuffle.
+        """Return a marker per source and subtask of a keyed operator, as they go through the shuffle to it.
 
         Parameters
         ----------

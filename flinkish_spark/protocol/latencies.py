@@ -238,8 +238,9 @@ def without_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
 
 def _measurement(report: TimeReport, sink: str, uids: Sequence[str]) -> Measurement:
     source, subtask = report.place >> _SUBTASK_BITS, report.place & SUBTASK_MASK
-    if source >= len(uids) or report.reporter > SINK_REPORTER + len(uids):
-        raise ValueError(f"reporter {report.reporter} or source {source} is not one of {len(uids)}")
+    if source >= len(uids):
+        raise ValueError(f"a latency marker comes from source {source}, which is not one of {len(uids)}")
     is_sink = report.reporter == SINK_REPORTER
-    operator = sink if is_sink else uids[report.reporter - FIRST_OPERATOR_REPORTER]
+    # A sink's parts number their reporters one after the other.
+    operator = sink if is_sink else uids[(report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)]
     return Measurement(MeasuredAt(operator, uids[source], subtask), report.first, report.second)

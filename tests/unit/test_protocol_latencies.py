@@ -183,12 +183,16 @@ def test_reports_about_time_stay_and_those_about_latency_go() -> None:
     assert without_latencies([acks("left")]) == (acks("left"),)
 
 
-@pytest.mark.parametrize(
-    ("reporter", "source"), [(SINK_REPORTER, 4), (FIRST_OPERATOR_REPORTER + 4, 0), (SINK_REPORTER, 1 << 30)]
-)
-def test_a_report_of_nobody_is_refused(reporter: int, source: int) -> None:
+def test_a_sink_of_a_union_numbers_the_reporters_of_its_parts_one_after_the_other() -> None:
+    of_second_part = TimeReport(FIRST_OPERATOR_REPORTER + len(UIDS) + 1, place_of(3, 5), 1_000, 1_200)
+    (found,) = measured_in([acks("left", of_second_part)], UIDS)
+    assert found.at == MeasuredAt("tops", "clicks", 5)
+
+
+@pytest.mark.parametrize("source", [4, 1 << 30])
+def test_a_marker_of_no_source_is_refused(source: int) -> None:
     with pytest.raises(ValueError, match="is not one of 4"):
-        measured_in([acks("left", TimeReport(reporter, place_of(source, 0), 0, 0))], UIDS)
+        measured_in([acks("left", TimeReport(SINK_REPORTER, place_of(source, 0), 0, 0))], UIDS)
 
 
 def test_a_marker_keeps_its_source_on_its_way() -> None:
