@@ -21,8 +21,8 @@ from flinkish_spark.protocol.records import SinkAck, TimeReport
 #: Reporters from here on measure latency: first a sink about itself, then the operators.
 SINK_REPORTER = 1 << 20
 FIRST_OPERATOR_REPORTER = SINK_REPORTER + 1
-_SUBTASK_BITS = 32
-#: What of a place is the subtask.
+_SUBTASK_BITS = 31
+#: What of a place is the subtask; it fits an INT of Spark's.
 SUBTASK_MASK = (1 << _SUBTASK_BITS) - 1
 _NOTHING = LatencyHistogram()
 

@@ -11,6 +11,7 @@ import pytest
 from flinkish_spark.protocol.latencies import (
     FIRST_OPERATOR_REPORTER,
     SINK_REPORTER,
+    SUBTASK_MASK,
     Latencies,
     LatencyGranularity,
     MeasuredAt,
@@ -196,6 +197,5 @@ def test_a_marker_of_no_source_is_refused(source: int) -> None:
 
 
 def test_a_marker_keeps_its_source_on_its_way() -> None:
-    last = (1 << 32) - 1
-    assert moved_to(place_of(2, last), 0) == place_of(2, 0)
-    assert moved_to(place_of((1 << 31) - 1, 3), last) == (1 << 63) - 1
+    assert moved_to(place_of(2, SUBTASK_MASK), 0) == place_of(2, 0)
+    assert moved_to(place_of((1 << 32) - 1, 3), SUBTASK_MASK) == (1 << 63) - 1
