@@ -10,6 +10,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from flinkish_spark import KeyedProcessFunction, MemorySink
+from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, SourceMarkers
+from flinkish_spark.graph.planned import TaggedStream
+from flinkish_spark.graph.stream_graph import StreamGraph
+from flinkish_spark.graph.times import reporters
 from flinkish_spark.job_client import JobClient
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latencies import (
@@ -28,10 +33,18 @@ from flinkish_spark.runtime.row_blocks import EMITTED, PACKED, BlockPacker, Bloc
 from flinkish_spark.sinks import python_tasks
 from flinkish_spark.sinks.python_tasks import RowCount
 from tests.clocks import ManualClock
+from tests.unit.test_arguments import SESSION, environment
 from tests.unit.test_keyed_operator import INPUT, State, operator
 
 MARKER, BARRIER = int(C.Kind.MARKER), int(C.Kind.BARRIER)
 UIDS = ("sums", "orders")
+
+
+class Nothing(KeyedProcessFunction):
+    """Emits nothing."""
+
+    def process_element(self, value: Any, ctx: Any) -> tuple[()]:
+        return ()
 
 
 def control(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
@@ -136,6 +149,30 @@ def test_the_row_tap_in_the_jar_knows_the_same_numbers() -> None:
     assert f"MARKER_KIND = {MARKER};" in code and f"FIRST_REPORT_KIND = {C.FIRST_REPORT};" in code
     assert f"SINK_REPORTER = 1L << {SINK_REPORTER.bit_length() - 1};" in code
     assert SINK_REPORTER.bit_count() == 1
+
+
+# -- in a plan ----------------------------------------------------------------------------------------
+
+
+def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
+    env = environment()
+    streams = [env.from_collection([("ann", 3)], "user STRING, n LONG", uid=uid) for uid in ("one", "two")]
+    for stream in streams:
+        keyed = stream.key_by("user").process(Nothing(), output="user STRING", uid=f"of-{stream._node.uid}")
+        keyed.sink_to(MemorySink("plan"), uid=f"out-{stream._node.uid}")
+    marking = LatencyMarking(SESSION)
+    assert [one.uid for one in reporters(env.graph)] == ["of-one", "of-two", "one", "two"]
+    assert marking.of(env.graph, ["two", "one"]) == SourceMarkers(SESSION, (3, 2))
+    assert marking.of(env.graph, []) is None, "behind other operators they come with the rows"
+    stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
+    assert marking.beside(stream, env.graph, []) is stream
+
+
+def test_a_plan_without_markers_is_left_as_it_is() -> None:
+    stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
+    graph = StreamGraph()
+    assert NO_MARKING.beside(stream, graph, ["orders"]) is stream
+    assert NO_MARKING.of(graph, ["orders"]) is None
 
 
 # -- on the driver -------------------------------------------------------------------------------------
