@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 def wall_ms() -> int:
-    """Return the wall clock in milliseconds since 1970, for workers that are no part of a job."""
+    """Return the wall clock in milliseconds since 1970, for workers: of no job, or measuring latency."""
     return SystemClock().wall_ms()
 
 
