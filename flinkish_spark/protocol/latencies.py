@@ -217,6 +217,12 @@ def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measuremen
     return sorted(found, key=lambda one: (one.at, one.marked_ms, one.reached_ms))
 
 
+def marked_in(acks: Iterable[SinkAck]) -> int | None:
+    """Return when the markers of a micro-batch were put into it, all at once; None without markers."""
+    reports = (one for ack in acks for task in ack.tasks for one in task.reports)
+    return next((one.first for one in reports if is_latency(one)), None)
+
+
 def is_latency(report: TimeReport) -> bool:
     """Whether a report is about latency."""
     return report.reporter >= SINK_REPORTER

@@ -15,7 +15,13 @@ from typing import Any
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.protocol.ids import BatchId
-from flinkish_spark.protocol.latencies import Latencies, Measurement, measured_in, without_latencies
+from flinkish_spark.protocol.latencies import (
+    Latencies,
+    Measurement,
+    marked_in,
+    measured_in,
+    without_latencies,
+)
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.runtime.engine import Staging
 
@@ -41,14 +47,13 @@ class LatencyTracker:
         """Return what has been measured so far."""
         return self._latencies
 
-    def note(self, measured: Sequence[Measurement]) -> None:
-        """Count what the markers of one micro-batch have measured, if they are due."""
-        marked_ms = max((one.marked_ms for one in measured), default=None)
-        if marked_ms is not None and self._is_due(marked_ms):
-            self._counted_ms = marked_ms
-            self._latencies = self._latencies.noted(measured)
+    def note(self, marked_ms: int, measured: Sequence[Measurement]) -> None:
+        """Count what the markers of one micro-batch have measured."""
+        self._counted_ms = marked_ms
+        self._latencies = self._latencies.noted(measured)
 
-    def _is_due(self, marked_ms: int) -> bool:
+    def is_due(self, marked_ms: int) -> bool:
+        """Whether markers that were put in at that time count."""
         last_ms = self._counted_ms
         # A wall clock that was set back must not silence the markers until it is there again.
         return last_ms is None or not last_ms <= marked_ms < last_ms + self._interval_ms
@@ -74,9 +79,10 @@ class TrackedStaging:
     def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
         """Have every sink stage `frame`, and count the markers in it."""
         staged = self._inner.stage(frame, batch, attempt)
-        measured = measured_in(staged.acks, self._uids)
-        # A micro-batch that a crash cut off was planned before it: what is measured is the time in between.
-        self._tracker.note([one for one in measured if one.marked_ms >= self._began_ms])
+        marked_ms = marked_in(staged.acks)
+        # A micro-batch that a crash cut off was planned before it: it measures how long the job was down.
+        if marked_ms is not None and marked_ms >= self._began_ms and self._tracker.is_due(marked_ms):
+            self._tracker.note(marked_ms, measured_in(staged.acks, self._uids))
         return replace(staged, acks=without_latencies(staged.acks))
 
     def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:

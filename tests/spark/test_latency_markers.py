@@ -149,6 +149,26 @@ def test_streams_without_operators_and_side_outputs_are_measured(spark: Any, tmp
     assert (len(plain.rows()), len(passed.rows()), len(big.rows())) == (120, 120, 20)
 
 
+def test_markers_of_each_source_of_a_union_arrive(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job", latency_tracking_interval_ms=1)
+    left, right = (env.from_collection([("ann", 1), ("bob", 2)], ORDER, uid=uid) for uid in ("left", "right"))
+    both, kept = left.union(right), MemorySink(f"{tmp_path}/kept")
+    passed = both.key_by("user").process(Plain(), output=ORDER, uid="passed")
+    passed.sink_to(kept, uid="out")
+    both.sink_to(MemorySink(f"{tmp_path}/plain"), uid="plain")
+    with running(env) as client:
+        assert client.wait(timeout_ms=240_000), "the job does not end"
+    found = places(client.latencies)
+    of_operator = {
+        (name, source, subtask)
+        for name in ("passed", "out")
+        for source in ("left", "right")
+        for subtask in SUBTASKS
+    }
+    assert found == {("plain", "left", 0), ("plain", "right", 0), *of_operator}
+    assert sorted(row["amount"] for row in kept.rows()) == [1, 1, 2, 2]
+
+
 def test_the_job_on_the_page_measures_itself(spark: Any, tmp_path: Path, capsys: Any) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     # As in a notebook: what is defined in `__main__` travels to workers with its code.

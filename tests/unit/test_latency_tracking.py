@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,16 +193,9 @@ def measurement(marked_ms: int, latency_ms: int = 300) -> Measurement:
 def test_markers_count_at_the_interval(marked: list[int], counted: int) -> None:
     tracker = LatencyTracker(1_000)
     for marked_ms in marked:
-        tracker.note([measurement(marked_ms)])
+        if tracker.is_due(marked_ms):
+            tracker.note(marked_ms, [measurement(marked_ms)])
     assert tracker.latencies.of("sums").count == counted
-
-
-def test_a_micro_batch_without_markers_changes_nothing() -> None:
-    tracker = LatencyTracker(1_000)
-    tracker.note([measurement(1_000)])
-    before = tracker.latencies
-    tracker.note([])
-    assert tracker.latencies is before
 
 
 class Inner:
@@ -250,11 +242,19 @@ def test_a_micro_batch_that_was_planned_before_the_start_does_not_count() -> Non
     assert not tracker.latencies and staged == Inner().staged
 
 
-def test_staging_without_reports_is_as_it_was() -> None:
-    plain = Inner()
+def test_a_micro_batch_between_two_that_count_leaves_nothing_either() -> None:
+    tracker = LatencyTracker(1_000)
+    for marked_ms in (5_000, 5_999, 6_000):
+        staging = TrackedStaging(Inner(report(marked_ms), ABOUT_TIME), tracker, UIDS, ManualClock(5_000))
+        assert staging.stage(None, BatchId(7), 1) == Inner(ABOUT_TIME).staged
+    assert tracker.latencies.of("out").count == 2
+
+
+def test_a_micro_batch_without_markers_is_as_it_was() -> None:
     tracker = LatencyTracker(1)
-    found = TrackedStaging(plain, tracker, UIDS, ManualClock()).stage(None, BatchId(7), 1)
-    assert found == replace(plain.staged) and not tracker.latencies
+    plain = Inner(ABOUT_TIME)
+    assert TrackedStaging(plain, tracker, UIDS, ManualClock()).stage(None, BatchId(7), 1) == plain.staged
+    assert not tracker.latencies
 
 
 class Idle:
@@ -267,6 +267,6 @@ class Idle:
 def test_a_client_shows_what_was_measured() -> None:
     tracker = LatencyTracker(1)
     client, without = JobClient(Idle(), tracker), JobClient(Idle())  # type: ignore[arg-type]
-    tracker.note([measurement(1_000)])
+    tracker.note(1_000, [measurement(1_000)])
     assert client.latencies.of("sums").quantile_ms(0.5) == 300
     assert without.latencies == Latencies()
