@@ -11,7 +11,14 @@ from pyspark.sql import types as T
 from flinkish_spark import WatermarkStrategy
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import GraphError, UserFunctionError
-from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode, SinkNode, SourceNode, StreamGraph, TransformNode
+from flinkish_spark.graph.stream_graph import (
+    KeyedEntry,
+    KeyedNode,
+    SinkNode,
+    SourceNode,
+    StreamGraph,
+    TransformNode,
+)
 from flinkish_spark.graph.times import plan_times
 from flinkish_spark.protocol.time_facts import BoundedOutOfOrderness, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
