@@ -1,10 +1,10 @@
-"""map, flat_map and filter: functions over single rows as DataFrame functions, which `transform` takes."""
+"""map, flat_map, filter and process: functions over single rows as DataFrame functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -13,27 +13,54 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError, UserFunctionError
 from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction, RichFunction
 from flinkish_spark.graph.declared import output_schema
+from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.process_functions import ProcessRows
 from flinkish_spark.runtime.row_functions import ExpandRows, FilterRows, One, RowFunction
+from flinkish_spark.stream_functions import ProcessFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+#: What mapInArrow calls, once per task.
+Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass
+class TransformSettings:
+    """What a user says of a function behind the call that made it; up to the start of the job.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    parallelism
+        In how many tasks it runs; None for those in which its records are.
+    """
+
+    name: str
+    parallelism: int | None = None
+
+
 @dataclass(frozen=True)
-class RowTransform:
+class RowTransform(LocatedTransform):
     """A DataFrame function that runs a function over rows in Python workers.
 
     Parameters
     ----------
     output
         Fields of the result; None where they stay as they are.
+    settings
+        Shared with all that is made of this.
     """
 
     function: RowFunction
     output: T.StructType | None
+    settings: TransformSettings
 
     def located(self, origins: Origins) -> RowTransform:
         """Return the same for records of which it is known where they come from."""
@@ -41,14 +68,47 @@ class RowTransform:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
-        worker: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+        function = replace(self.function, name=self.settings.name)
+        tasks = self.settings.parallelism
+        spread = frame if tasks is None else Spread(tasks)(frame)
+        worker, columns = self._worker(function, frame.schema)
+        return spread.mapInArrow(worker, columns)
+
+    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what runs in the workers, and the columns that come out."""
         if self.output is None:
-            worker, columns = FilterRows(self.function), frame.schema
-        else:
-            carried = tuple(field for field in frame.schema if field.name.startswith(PREFIX))
-            expand = ExpandRows(self.function, self.output, carried)
-            worker, columns = expand, expand.columns
-        return frame.mapInArrow(worker, columns)
+            return FilterRows(function), given
+        expand = ExpandRows(function, self.output, _carried(given))
+        return expand, expand.columns
+
+
+@dataclass(frozen=True)
+class ProcessTransform(RowTransform):
+    """Runs a process function, for one of its outputs.
+
+    Parameters
+    ----------
+    side
+        Name of the side output; None for the main output.
+    """
+
+    side: str | None = None
+
+    def of_side(self, name: str, output: T.StructType) -> ProcessTransform:
+        """Return the same function, for a side output."""
+        return replace(self, side=name, output=output)
+
+    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+        assert self.output is not None
+        rows = ProcessRows(function, self.output, _carried(given), self.side)
+        return rows, rows.columns
+
+
+def _carried(given: T.StructType) -> tuple[T.StructField, ...]:
+    return tuple(field for field in given if field.name.startswith(PREFIX))
+
+
+MadeT = TypeVar("MadeT", bound=RowTransform)
 
 
 def map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
@@ -56,7 +116,7 @@ def map_rows(function: Any, output: str | T.StructType | None, name: str | None)
     call, rich = _callable(function, MapFunction, "map")
     name = name or _name_of(function, "map")
     fields = _fields(output, call, name, is_iterable=False)
-    return _checked(RowTransform(RowFunction(name, One(call), rich), fields))
+    return _checked(RowTransform(RowFunction(name, One(call), rich), fields, TransformSettings(name)))
 
 
 def flat_map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
@@ -64,13 +124,29 @@ def flat_map_rows(function: Any, output: str | T.StructType | None, name: str | 
     call, rich = _callable(function, FlatMapFunction, "flat_map")
     name = name or _name_of(function, "flat_map")
     fields = _fields(output, call, name, is_iterable=True)
-    return _checked(RowTransform(RowFunction(name, call, rich), fields))
+    return _checked(RowTransform(RowFunction(name, call, rich), fields, TransformSettings(name)))
 
 
 def filter_rows(function: Any, name: str | None) -> RowTransform:
     """Return the transform that keeps some rows."""
     call, rich = _callable(function, FilterFunction, "filter")
-    return _checked(RowTransform(RowFunction(name or _name_of(function, "filter"), call, rich), None))
+    name = name or _name_of(function, "filter")
+    return _checked(RowTransform(RowFunction(name, call, rich), None, TransformSettings(name)))
+
+
+def process_rows(function: Any, output: str | T.StructType | None, name: str | None) -> ProcessTransform:
+    """Return the transform that calls a process function."""
+    if not isinstance(function, ProcessFunction):
+        raise GraphError(
+            f"process() got a {type(function).__name__}",
+            why="a stream without a key takes a function without state",
+            what_to_do="give it an instance of a ProcessFunction of flinkish_spark.stream_functions; or call "
+            "key_by(...) first, and give a KeyedProcessFunction",
+        )
+    call = function.process_element
+    name = name or _name_of(function, "process")
+    fields = _fields(output, call, name, is_iterable=True)
+    return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
 
 
 def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
@@ -86,7 +162,7 @@ def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], A
 
 
 def _fields(
-    output: str | T.StructType | None, call: Callable[[Any], Any], name: str, *, is_iterable: bool
+    output: str | T.StructType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
 ) -> T.StructType:
     if output is None:
         return inferred_output(call, f"'{name}'", is_iterable=is_iterable)
@@ -98,7 +174,7 @@ def _name_of(function: Any, method: str) -> str:
     return method if named == "<lambda>" else f"{method} {named}"
 
 
-def _checked(transform: RowTransform) -> RowTransform:
+def _checked(transform: MadeT) -> MadeT:
     try:
         cloudpickle.dumps(transform.function)  # type: ignore[no-untyped-call]
     except Exception as error:

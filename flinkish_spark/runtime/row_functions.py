@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,22 +49,32 @@ class RowFunction:
     name
         Of the operator, or of what it does.
     call
-        From a record to what comes of it.
+        From a record to what comes of it; a process function gets its context, too.
     rich
-        Opened once per worker, if it wants to be.
+        Opened and closed once per task, if it wants to be.
     origins
         Where records come from.
+    what
+        What errors call it, if it is not the function of an operator of that name.
     """
 
     name: str
-    call: Callable[[Any], Any]
+    call: Callable[..., Any]
     rich: RichFunction | None = None
     origins: Origins = field(default_factory=Origins)
+    what: str = ""
 
-    def open(self) -> None:
-        """Open it in a worker."""
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open it in a worker for as long as a task lasts."""
         if self.rich is not None:
             self.rich.open(StatelessContext(self.name))
+        freeze_modules()
+        try:
+            yield
+        finally:
+            if self.rich is not None:
+                self.rich.close()
 
     def blamed(self, batch: pa.RecordBatch, at: int, error: Exception, says: str = "") -> OperatorFailed:
         """Return the error that stops the job, with the record's place if it has one."""
@@ -72,12 +83,15 @@ class RowFunction:
             channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
             places = self.origins.describe(channel, sequence)
         facts = {"uid": self.name, **places, "error": says or f"{type(error).__name__}: {error}"}
+        if self.what:
+            facts["what"] = self.what
         return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
 
 
-def _reader(batch: pa.RecordBatch) -> RowReader:
+def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Return the rows of a batch as a function of the user's gets them: without control columns."""
     names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
-    return RowReader(names, names, ())
+    return RowReader(names, names, ()).read(batch)[1]
 
 
 @dataclass(frozen=True)
@@ -88,17 +102,19 @@ class FilterRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task, for mapInArrow."""
-        self.function.open()
-        freeze_modules()
-        for batch in batches:
-            kept = np.zeros(batch.num_rows, dtype=bool)
-            at = -1
-            try:
-                for at, record in enumerate(_reader(batch).read(batch)[1]):
-                    kept[at] = bool(self.function.call(record))
-            except Exception as error:
-                raise self.function.blamed(batch, max(at, 0), error) from error
-            yield batch.filter(pa.array(kept))
+        with self.function.opened():
+            for batch in batches:
+                yield batch.filter(pa.array(self._kept(batch)))
+
+    def _kept(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        kept = np.zeros(batch.num_rows, dtype=bool)
+        at = -1
+        try:
+            for at, record in enumerate(records_of(batch)):
+                kept[at] = bool(self.function.call(record))
+        except Exception as error:
+            raise self.function.blamed(batch, max(at, 0), error) from error
+        return kept
 
 
 @dataclass(frozen=True)
@@ -124,34 +140,37 @@ class ExpandRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task, for mapInArrow."""
-        self.function.open()
-        freeze_modules()
         writer, schema = RowWriter(arrow_schema(self.output)), arrow_schema(self.columns)
-        for batch in batches:
-            rows, of_row = self._made(batch)
-            try:
-                arrays = writer.write(rows)
-            except OutputError as error:
-                at = int(of_row[error.row]) if error.row is not None else 0
-                raise self.function.blamed(batch, at, error, f"the function {error}") from error
-            taken = pa.array(of_row)
-            carried = [batch.column(one.name).take(taken) for one in self.carried]
-            names = schema.names
-            yield as_schema(pa.RecordBatch.from_arrays([*arrays, *carried], names=names), schema)
+        with self.function.opened():
+            for batch in batches:
+                rows, of_row = self._made(batch)
+                try:
+                    arrays = writer.write(rows)
+                except OutputError as error:
+                    at = int(of_row[error.row]) if error.row is not None else 0
+                    raise self.function.blamed(batch, at, error, f"the function {error}") from error
+                taken = pa.array(of_row)
+                carried = [batch.column(one.name).take(taken) for one in self.carried]
+                made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
+                yield as_schema(made, schema)
 
     def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
         """Return what is made, and of which row each is."""
         made: list[Any] = []
         counts = np.zeros(batch.num_rows, dtype=np.int64)
-        at = -1
+        call, at = self._call(batch), -1
         try:
-            for at, record in enumerate(_reader(batch).read(batch)[1]):
+            for at, record in enumerate(records_of(batch)):
                 before = len(made)
-                made.extend(self.function.call(record) or ())
+                made.extend(call(at, record) or ())
                 counts[at] = len(made) - before
         except Exception as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return made, np.repeat(np.arange(batch.num_rows), counts)
+
+    def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
+        """Return what makes the rows of a record, by its number in the batch and itself."""
+        return lambda at, record: self.function.call(record)
 
 
 @dataclass(frozen=True)

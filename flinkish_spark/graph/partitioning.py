@@ -1,0 +1,231 @@
+"""Which task gets which rows: rebalance, rescale, global and own partitioners, as DataFrame functions.
+
+A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send the
+same rows to the same tasks, or rows are lost or doubled where a task behind it had read the first attempt.
+The place is channel and sequence, so that all rows that flat_map made of a record stay together; behind a
+keyed operator, where rows have neither, it is the row's number in its task. Spark's own round robin would
+have to sort all rows by all columns first, for the same reason.
+
+Spark gives a task the rows that it has fetched in any order. So they are sorted by where they stood in front:
+each task has them in the canonical order again, and what goes by the order behind it (a transform that
+chooses its own columns, a generator of watermarks, a sink) sees the same each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.functions import RichFunction
+from flinkish_spark.graph.declared import MAX_PARALLELISM_LIMIT, check_can_be_sent
+from flinkish_spark.graph.key_selectors import callable_of
+from flinkish_spark.graph.located import LocatedTransform
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.column_functions import AppendColumns, TargetOf
+from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.row_functions import RowFunction
+from flinkish_spark.stream_functions import Partitioner
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.graph.stream_graph import StreamNode
+
+#: Where a row stood in front of the shuffle.
+PLACE = f"{C.PREFIX}place"
+#: The partition that a partitioner has chosen.
+TARGET = f"{C.PREFIX}target"
+_WITH_PLACE = ("*", f"monotonically_increasing_id() AS {PLACE}")
+_TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Distributes rows evenly, by a hash of their place.
+
+    Parameters
+    ----------
+    parallelism
+        Over how many tasks; None for as many as there are shuffle partitions.
+    """
+
+    parallelism: int | None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in other tasks."""
+        has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
+        by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
+        placed = frame.selectExpr(*_WITH_PLACE)
+        return _in_order(placed.repartition(_tasks(frame, self.parallelism), *by))
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Has fewer tasks read what several read; nothing is moved.
+
+    Parameters
+    ----------
+    parallelism
+        At most how many tasks; None for as many as there are shuffle partitions.
+    """
+
+    parallelism: int | None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in fewer tasks."""
+        return frame.coalesce(_tasks(frame, self.parallelism))
+
+
+@dataclass(frozen=True)
+class ByPartitioner(LocatedTransform):
+    """Sends each row to the task that a function chooses.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    partition
+        From a key and a number of tasks to a task.
+    key
+        From a record to its key; or the name of a field.
+    rich
+        Opened in each task, if it wants to be.
+    parallelism
+        How many tasks; None for as many as there are shuffle partitions.
+    """
+
+    name: str
+    partition: Callable[[Any, int], int]
+    key: Callable[[Any], Any] | str
+    rich: RichFunction | None
+    parallelism: int | None
+    origins: Origins = field(default_factory=Origins)
+
+    def located(self, origins: Origins) -> ByPartitioner:
+        """See :class:`LocatedTransform`."""
+        return replace(self, origins=origins)
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in other tasks.
+
+        Raises
+        ------
+        GraphError
+            There is no field of that name.
+        """
+        tasks = _tasks(frame, self.parallelism)
+        key = FieldAt(_position(frame, self.key)) if isinstance(self.key, str) else self.key
+        function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
+        worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
+        placed = frame.mapInArrow(worker, worker.columns).selectExpr(*_WITH_PLACE)
+        return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
+
+
+@dataclass(frozen=True)
+class FieldAt:
+    """A field of a record, by its position: not every name can be an attribute's."""
+
+    position: int
+
+    def __call__(self, record: Any) -> Any:
+        """Return it."""
+        return record[self.position]
+
+
+def _in_order(frame: DataFrame) -> DataFrame:
+    return frame.sortWithinPartitions(PLACE).drop(PLACE)
+
+
+def _tasks(frame: DataFrame, parallelism: int | None) -> int:
+    return shuffle_partitions(frame.sparkSession) if parallelism is None else parallelism
+
+
+def _position(frame: DataFrame, name: str) -> int:
+    fields = [one for one in frame.columns if not one.startswith(C.PREFIX)]
+    if name not in fields:
+        raise GraphError(
+            f"partition_custom() goes by '{name}', which the records do not have",
+            why=f"they have {', '.join(fields)}",
+            what_to_do="name one of them, or give a function of a record",
+        )
+    return fields.index(name)
+
+
+# -- what the user says ---------------------------------------------------------------------------------
+
+
+def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
+    """Return the distribution by a partitioner of the user's.
+
+    Raises
+    ------
+    GraphError, UserFunctionError
+        It or the key is no function, or cannot be sent to the workers.
+    """
+    partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
+    if not callable(partition) or isinstance(partition, type):
+        raise GraphError(
+            f"partition_custom() got a {type(partitioner).__name__} as its partitioner",
+            what_to_do="give it a Partitioner, or a function of a key and the number of partitions",
+        )
+    named = getattr(partition, "__name__", type(partitioner).__name__)
+    of = type(partitioner).__name__ if isinstance(partitioner, Partitioner) else named
+    name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"
+    call, rich = (key, None) if isinstance(key, str) and key else callable_of(key, "partition_custom()")
+    check_can_be_sent((partition, call), "of", name)
+    return ByPartitioner(name, partition, call, rich, parallelism)
+
+
+def checked_parallelism(method: str, parallelism: Any) -> int | None:
+    """Return a number of tasks, or None where nobody has said one.
+
+    Raises
+    ------
+    ConfigError
+        It is no number of tasks.
+    """
+    if parallelism is None:
+        return None
+    is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
+    if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError(
+            f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
+            why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
+            what_to_do="leave it out for as many as there are shuffle partitions",
+            setting="parallelism",
+            value=parallelism,
+        )
+    return int(parallelism)
+
+
+def shuffle_partitions(spark: SparkSession) -> int:
+    """Return how many tasks a keyed operator has."""
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+
+
+def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
+    """Raise ConfigError unless a number of tasks is the one that keyed operators have."""
+    if asked == partitions:
+        return
+    raise ConfigError(
+        f"the parallelism of {what} cannot be {asked}",
+        why="all keyed operators of a job have as many tasks as Spark has shuffle partitions, and there "
+        f"are {partitions}: state is stored by them",
+        what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
+        "state already moves its key groups when it starts with another number",
+        setting="parallelism",
+        value=asked,
+    )
+
+
+def without_partitioning(node: StreamNode) -> StreamNode:
+    """Return what stands in front of the distributions that end a stream."""
+    from flinkish_spark.graph.stream_graph import TransformNode
+
+    while isinstance(node, TransformNode) and isinstance(node.function, Spread | Narrow | ByPartitioner):
+        node = node.parent
+    return node

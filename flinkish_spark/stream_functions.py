@@ -1,0 +1,87 @@
+"""User functions on streams without a key: what chooses keys and partitions, and `process` without state.
+
+A function object is serialised once, sent to the Python workers, and opened in each task.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from flinkish_spark.functions import RichFunction
+from flinkish_spark.operators.elements import OutputTag
+
+
+class KeySelector(RichFunction, ABC):
+    """Makes the key of each record; for a function that has to be opened.
+
+    Examples
+    --------
+    >>> class Region(KeySelector):
+    ...     def open(self, context):
+    ...         self.regions = {"DE": "EU", "FR": "EU", "JP": "ASIA"}
+    ...     def get_key(self, value) -> str:
+    ...         return self.regions[value.country]
+    """
+
+    @abstractmethod
+    def get_key(self, value: Any) -> Any:
+        """Return the key of a record: one value, or a tuple for a key of several parts; None is a key, too.
+
+        Must be the same for the same record, whenever it is asked: state is found again by it. An exception
+        stops the job with the record's topic, partition and offset.
+        """
+
+
+class Partitioner(ABC):
+    """Chooses the task that gets a record, for `DataStream.partition_custom`.
+
+    Examples
+    --------
+    >>> class ByLength(Partitioner):
+    ...     def partition(self, key, num_partitions):
+    ...         return len(key) % num_partitions
+    """
+
+    @abstractmethod
+    def partition(self, key: Any, num_partitions: int) -> int:
+        """Return a number from 0 to ``num_partitions - 1``; the same for the same key, in every process.
+
+        Python's `hash` of a text differs between processes; `zlib.crc32` does not.
+        """
+
+
+class ProcessContext(Protocol):
+    """Given to :meth:`ProcessFunction.process_element`; valid only inside the call."""
+
+    def timestamp(self) -> int | None:
+        """Return the record's event time in milliseconds.
+
+        None if the stream has no timestamps, and behind a keyed operator, where records come without theirs.
+        """
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output; dropped if nobody reads it."""
+
+
+class ProcessFunction(RichFunction, ABC):
+    """A function over the records of a stream without a key: any number of rows of each, to several outputs.
+
+    It has no state and no timers, which belong to keys. It must do the same for the same record, whenever it
+    is called: once for each output that is read, and again when a task is repeated.
+
+    Examples
+    --------
+    >>> REFUSED = OutputTag("refused", "user STRING, amount LONG")
+    >>> class Checked(ProcessFunction):
+    ...     def process_element(self, value, ctx):
+    ...         if value.amount < 0:
+    ...             ctx.output(REFUSED, value)
+    ...         else:
+    ...             yield value
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""
