@@ -137,6 +137,9 @@ def stateful_parts(frame: DataFrame) -> list[str]:
     found = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         kind = node.getClass().getSimpleName()
+        if kind == "Sort" and not getattr(node, "global")():
+            # A task sorts its own rows of a micro-batch, and keeps nothing.
+            continue
         if kind in _STATEFUL and node.isStreaming():
             found.append(_STATEFUL[kind])
         if kind == "Join" and all(node.children().apply(i).isStreaming() for i in range(2)):

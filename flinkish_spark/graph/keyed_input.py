@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.key_selectors import refuse_unfit_key
 from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
@@ -150,24 +150,8 @@ def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Tr
     )
 
 
-#: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
-_UNFIT_KEYS = (
-    T.ArrayType,
-    T.MapType,
-    T.StructType,
-    T.FloatType,
-    T.DoubleType,
-    T.VariantType,
-)
-
-
 def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
     fields = tagged.select(*keys).schema.fields if keys else []
     for field in fields:
-        if isinstance(field.dataType, _UNFIT_KEYS):
-            raise GraphError(
-                f"operator '{node.uid}' is keyed by {field.name}, a {field.dataType.simpleString()}",
-                why="values of that type cannot be compared reliably",
-                what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
-            )
+        refuse_unfit_key(field.dataType, f"operator '{node.uid}' is keyed by", field.name)
     return fields

@@ -10,6 +10,7 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
 from flinkish_spark.graph.join_factories import joined_fields
+from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.runtime.columns import PREFIX
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LookupTransform:
+class LookupTransform(LocatedTransform):
     """A DataFrame function that asks a table in Python workers.
 
     Parameters

@@ -33,8 +33,6 @@ from flinkish_spark.stream_functions import Partitioner
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from flinkish_spark.graph.stream_graph import StreamNode
-
 #: Where a row stood in front of the shuffle.
 PLACE = f"{C.PREFIX}place"
 #: The partition that a partitioner has chosen.
@@ -222,10 +220,6 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
     )
 
 
-def without_partitioning(node: StreamNode) -> StreamNode:
-    """Return what stands in front of the distributions that end a stream."""
-    from flinkish_spark.graph.stream_graph import TransformNode
-
-    while isinstance(node, TransformNode) and isinstance(node.function, Spread | Narrow | ByPartitioner):
-        node = node.parent
-    return node
+def is_partitioning(function: object) -> bool:
+    """Whether a DataFrame function moves rows and does nothing else."""
+    return isinstance(function, Spread | Narrow | ByPartitioner)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -23,12 +23,13 @@ from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
+from flinkish_spark.graph.key_selectors import with_computed_keys
 from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
-from flinkish_spark.graph.lookup_transforms import LookupTransform
+from flinkish_spark.graph.located import LocatedTransform
+from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
-from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
@@ -163,7 +164,7 @@ class Planner:
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, step.function))
             function = step.function
-            if isinstance(function, RowTransform | LookupTransform):
+            if isinstance(function, LocatedTransform):
                 function = function.located(parent.origins)
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"
@@ -325,24 +326,27 @@ def _keyed_input(
     node: KeyedNode, entry: KeyedEntry, stream: PlannedStream, reporters: Sequence[str]
 ) -> KeyedInput:
     if isinstance(stream, TaggedStream):
-        if stream.transforms:
+        # What only moves records is left out: here they are distributed anew.
+        if not all(map(is_partitioning, stream.transforms)):
             raise GraphError(
                 f"operator '{node.uid}' follows a transform() behind another keyed operator",
                 why="a transform behind a keyed operator runs on the evaluated micro-batch",
                 what_to_do="move the transform into the function of the operator before it",
             )
-        return KeyedInput((stream.alone(),), stream.schema, stream.channels, Origins(), entry.keys)
+        frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
+        return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     is_timed = C.TIME in stream.records.columns
     frames: tuple[DataFrame, ...] = (stream.records, stream.barriers)
-    if stream.marked is not None and all(isinstance(key, str) for key in entry.keys):
+    if stream.marked is not None and not any(isinstance(key, Column) for key in entry.keys):
         # An expression of the user's must not see barriers, which have no fields.
         frames = (stream.marked,)
+    first, keys = with_computed_keys(frames[0], entry.keys, node.uid, stream.origins)
     return KeyedInput(
-        frames,
+        (first, *frames[1:]),
         stream.schema,
         stream.channels,
         stream.origins,
-        entry.keys,
+        keys,
         source=stream.source,
         reports_as=reporters.index(stream.source) if is_timed else None,
     )

@@ -11,11 +11,12 @@ from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.runtime.group_runners import Distribution
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql import types as T
 
     from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
     from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
+    from flinkish_spark.graph.key_selectors import Key
     from flinkish_spark.graph.operator_factories import FoldingColumns, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -63,7 +64,7 @@ class KeyedEntry:
     """A stream on its way into an operator with state, and its key if it is spread by one."""
 
     parent: StreamNode
-    keys: tuple[str | Column, ...]
+    keys: tuple[Key, ...]
     distribution: Distribution = Distribution.BY_KEY
 
 
