@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -10,12 +11,17 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.functions import KeyedCoProcessFunction
 from flinkish_spark.graph.declared import declare_operator
+from flinkish_spark.graph.key_selectors import is_key_function
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry
+from flinkish_spark.stream_functions import KeySelector
 
 if TYPE_CHECKING:
     from flinkish_spark.datastream import DataStream
     from flinkish_spark.environment import StreamExecutionEnvironment
+
+
+ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | KeySelector
 
 
 class ConnectedStreams:
@@ -31,18 +37,23 @@ class ConnectedStreams:
         self._first, self._second = first, second
 
     def key_by(
-        self, first: str | Column | tuple[str | Column, ...], second: str | Column | tuple[str | Column, ...]
+        self, first: ConnectedKey, second: ConnectedKey, *, key: str | T.DataType | None = None
     ) -> KeyedConnectedStreams:
         """Partition both by key, so that equal keys meet.
 
         Parameters
         ----------
         first, second
-            The key of each: a column's name, a column expression, or a tuple of these. They have the same
-            types.
+            The key of each: a column's name, a column expression, or a tuple of these; or a function of a
+            record. They have the same types.
+        key
+            Type of what functions return; by default what their hints say. See :meth:`DataStream.key_by`.
         """
-        left, right = (_key(given) for given in (first, second))
-        return self._first.key_by(*left).connect(self._second.key_by(*right))
+        left, right = (
+            stream.key_by(*_key(given), key=key if is_key_function(given) else None)
+            for stream, given in ((self._first, first), (self._second, second))
+        )
+        return left.connect(right)
 
     def map(
         self, first: Any, second: Any, *, output: str | T.StructType | None = None, name: str | None = None

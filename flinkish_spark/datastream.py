@@ -17,11 +17,15 @@ from flinkish_spark.broadcast_stream import (
 from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.connected_streams import ConnectedStreams
 from flinkish_spark.errors import GraphError
-from flinkish_spark.graph.declared import check_can_be_sent, declare_operator, output_schema
+from flinkish_spark.graph.declared import declare_operator, output_schema
 from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
+from flinkish_spark.graph.key_selectors import chosen_keys
 from flinkish_spark.graph.lookup_transforms import lookup_rows
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
+from flinkish_spark.graph.python_transforms import (
+    ProcessTransform,
+)
+from flinkish_spark.graph.strategies import check_strategy
 from flinkish_spark.graph.stream_graph import (
     KeyedEntry,
     KeyedNode,
@@ -37,11 +41,15 @@ from flinkish_spark.joins.functions import ProcessJoinFunction
 from flinkish_spark.joins.kinds import JoinType
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.keyed_stream import KeyedStream
+from flinkish_spark.operator_settings import OperatorSettings
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.redistribution import Redistribution
 from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.runtime.list_state_runner import Checkpointed
+from flinkish_spark.single_records import SingleRecords
 from flinkish_spark.sinks.base import Sink
 from flinkish_spark.state import MapStateDescriptor
+from flinkish_spark.stream_functions import KeySelector
 from flinkish_spark.watermark_strategy import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -50,12 +58,15 @@ if TYPE_CHECKING:
     from flinkish_spark.environment import StreamExecutionEnvironment
 
 
-class DataStream:
+class DataStream(SingleRecords, Redistribution, OperatorSettings):
     """A stream of records. Made by an environment, never directly."""
 
     def __init__(self, environment: StreamExecutionEnvironment, node: StreamNode) -> None:
         self._environment = environment
         self._node = node
+
+    def _behind(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+        return DataStream(self._environment, TransformNode(self._node, function))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply a stateless DataFrame function: select, where, withColumn, a join with a table.
@@ -80,56 +91,7 @@ class DataStream:
                 why="it takes a function from one DataFrame to another",
                 what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
             )
-        return DataStream(self._environment, TransformNode(self._node, function))
-
-    def map(
-        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
-    ) -> DataStream:
-        """Make one row of each record, in Python.
-
-        What columns can say, :meth:`transform` says many times as fast: it stays in the JVM.
-
-        Parameters
-        ----------
-        function
-            From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
-            :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
-        output
-            Fields of the rows, as DDL or StructType; by default what the function's hint says.
-        name
-            What errors call it.
-
-        Raises
-        ------
-        GraphError, UserFunctionError
-            It cannot be called, or not be sent to the workers.
-        SchemaError
-            The output is not known, or is no list of fields.
-        """
-        return DataStream(self._environment, TransformNode(self._node, map_rows(function, output, name)))
-
-    def flat_map(
-        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
-    ) -> DataStream:
-        """Make any number of rows of each record, in Python; see :meth:`map`.
-
-        Parameters
-        ----------
-        function
-            Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
-            ``Iterator[Word]`` says the fields.
-        """
-        return DataStream(self._environment, TransformNode(self._node, flat_map_rows(function, output, name)))
-
-    def filter(self, function: Any, *, name: str | None = None) -> DataStream:
-        """Keep the records for which a function says so, in Python; see :meth:`map`.
-
-        Parameters
-        ----------
-        function
-            From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
-        """
-        return DataStream(self._environment, TransformNode(self._node, filter_rows(function, name)))
+        return self._behind(function)
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Give the records event times, and say how far event time is behind them.
@@ -150,47 +112,47 @@ class DataStream:
         UserFunctionError
             A function or a generator of the strategy cannot be sent to the workers.
         """
-        if not isinstance(strategy, WatermarkStrategy):
-            raise GraphError(
-                f"assign_timestamps_and_watermarks() got a {type(strategy).__name__}",
-                what_to_do="give it a strategy: WatermarkStrategy.for_bounded_out_of_orderness(5_000)",
-            )
+        check_strategy(strategy, "assign_timestamps_and_watermarks()", base_of(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called behind a keyed operator",
                 why="what an operator emits has the time of the record or timer that it was emitted for",
                 what_to_do="call it between the source and key_by()",
             )
-        for function in (strategy.timestamps, strategy.generator):
-            if callable(function) and not isinstance(function, Column):
-                check_can_be_sent(function, "of the watermark strategy", base_of(self._node))
         node = TimedNode(self._node, strategy)
         self._environment.graph.timed.append(node)
         return DataStream(self._environment, node)
 
-    def key_by(self, *keys: str | Column) -> KeyedStream:
-        """Partition by columns or expressions; records of equal keys meet the same state.
+    def key_by(
+        self,
+        *keys: str | Column | Callable[[Any], Any] | KeySelector,
+        key: str | T.DataType | None = None,
+    ) -> KeyedStream:
+        """Partition by columns, expressions or a function; records of equal keys meet the same state.
 
         Parameters
         ----------
         keys
-            Column names or column expressions. A null key is a key like any other.
+            Column names or column expressions, which Spark computes in the JVM. Or one function of a record,
+            or a :class:`~flinkish_spark.stream_functions.KeySelector`, which take the records through Python
+            once more; keys of equal values and types have the same state, however they are made. A null key
+            is a key like any other.
+        key
+            Type of what the function returns: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
+            By default what its hint says: a type, a tuple of types, a named tuple or a dataclass.
 
         Raises
         ------
-        GraphError
-            There is no key, or one that is neither a name nor a column.
+        GraphError, UserFunctionError
+            There is no key, one that cannot be used, or a function that cannot be sent to the workers.
+        SchemaError
+            The type of a function's keys is not known.
+
+        Examples
+        --------
+        >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
         """
-        if not keys:
-            raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
-        for key in keys:
-            if not isinstance(key, str | Column) or (isinstance(key, str) and not key):
-                raise GraphError(
-                    f"key_by() got {key!r} ({type(key).__name__})",
-                    why="a key is the name of a column or a column expression",
-                    what_to_do='name them one by one: key_by("user", "product")',
-                )
-        return KeyedStream(self._environment, self._node, keys)
+        return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
 
     def union(self, *others: DataStream) -> DataStream:
         """Put streams with the same fields together; in which order their records come is not promised.
@@ -339,7 +301,8 @@ class DataStream:
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of what a function emits with ``ctx.output(tag, row)``.
 
-        It takes part in the same checkpoints. What is emitted to a tag that nobody asks for is dropped.
+        It takes part in the same checkpoints. What is emitted to a tag that nobody asks for is dropped. A
+        function without a key runs once for each of its outputs that is read.
 
         Parameters
         ----------
@@ -349,21 +312,26 @@ class DataStream:
         Raises
         ------
         GraphError
-            This is not the result of a keyed function, or the name was asked for with other fields.
+            This is not the result of `process`, or the name was asked for with other fields.
         SchemaError
             The tag's output type is not a list of fields.
         """
-        if not isinstance(self._node, KeyedNode):
-            raise GraphError(
-                "get_side_output() was called on a stream that no keyed function made",
-                what_to_do="call it on what process() returned, before any transform()",
-            )
         if not isinstance(tag, OutputTag):
             raise GraphError(
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
-        fields = output_schema(tag.output, f"{self._node.uid}/{tag.name}")
-        side = self._environment.graph.side(self._node, tag, fields)
+        node = self._node
+        if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform):
+            fields = output_schema(tag.output, f"{node.function.settings.name}/{tag.name}")
+            made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
+            return DataStream(self._environment, made)
+        if not isinstance(node, KeyedNode):
+            raise GraphError(
+                "get_side_output() was called on a stream that no process() made",
+                what_to_do="call it on what process() returned, before any transform()",
+            )
+        fields = output_schema(tag.output, f"{node.uid}/{tag.name}")
+        side = self._environment.graph.side(node, tag, fields)
         return DataStream(self._environment, side)
 
     def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
@@ -399,7 +367,9 @@ class DataStream:
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.
 
-        That query is not part of this job: its output is not bound to the job's checkpoints.
+        That query is not part of this job: its output is not bound to the job's checkpoints. Behind several
+        keyed operators, or records that were redistributed, it needs
+        ``spark.sql.streaming.unsupportedOperationCheck=false``: Spark refuses sorts within a task, too.
         """
         from flinkish_spark.graph.planner import plan_records
 

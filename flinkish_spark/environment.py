@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable, with_methods_of
 from flinkish_spark.clock import SystemClock
@@ -15,6 +15,12 @@ from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.declared import check_max_parallelism
+from flinkish_spark.graph.partitioning import (
+    check_is_shuffle_partitions,
+    checked_parallelism,
+    shuffle_partitions,
+)
+from flinkish_spark.graph.strategies import check_strategy
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_client import JobClient
@@ -37,6 +43,7 @@ from flinkish_spark.sources.base import Source
 from flinkish_spark.sources.collection import CollectionSource
 from flinkish_spark.sources.dataframe import DataFrameSource
 from flinkish_spark.store import LocalStore
+from flinkish_spark.watermark_strategy import WatermarkStrategy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,14 +140,24 @@ class StreamExecutionEnvironment:
         self.manifest = None if manifest is None else _manifest(manifest)
         self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
+        self._parallelism: int | None = None
 
-    def from_source(self, source: Source, *, uid: str) -> DataStream:
+    def from_source(
+        self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str
+    ) -> DataStream:
         """Add a source, for example a KafkaSource.
 
         Parameters
         ----------
+        watermark_strategy
+            As if `assign_timestamps_and_watermarks` were called right behind the source; None: no timestamps.
         uid
             Stable name of this source in this job.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It is no source, the uid cannot be used or is taken, or the strategy cannot be used.
         """
         if not isinstance(source, Source):
             raise GraphError(
@@ -148,9 +165,14 @@ class StreamExecutionEnvironment:
                 what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
         known = self.graph.check_uid(uid)
+        if watermark_strategy is not None:
+            check_strategy(watermark_strategy, "from_source()", known)
         node = SourceNode(known, source.bound(known))
         self.graph.sources.append(node)
-        return DataStream(self, node)
+        stream = DataStream(self, node)
+        if watermark_strategy is None:
+            return stream
+        return stream.assign_timestamps_and_watermarks(watermark_strategy)
 
     def from_collection(self, values: Iterable[Any], schema: str | T.StructType, *, uid: str) -> DataStream:
         """Add records that are in memory; the job ends behind the last, unless another source goes on.
@@ -179,6 +201,42 @@ class StreamExecutionEnvironment:
                 what_to_do="give it the DataFrame that spark.readStream makes",
             )
         return self.from_source(DataFrameSource(frame), uid=uid)
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Say how many tasks keyed operators have; it must be the number of Spark's shuffle partitions.
+
+        A session belongs to whoever made it, and other queries run in it: so its setting is checked here and
+        again at the start, and never changed.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of tasks, or another one.
+        """
+        asked = checked_parallelism("set_parallelism", parallelism)
+        check_is_shuffle_partitions(asked, shuffle_partitions(self.spark), f"the job '{self.job}'")
+        self._parallelism = asked
+        return self
+
+    def set_max_parallelism(self, max_parallelism: int) -> Self:
+        """Say the number of key groups of operators that name none; before the first of them.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of key groups.
+        GraphError
+            There is an operator already, which has the number that was said before.
+        """
+        check_max_parallelism(max_parallelism)
+        if self.graph.operators:
+            raise GraphError(
+                f"set_max_parallelism({max_parallelism}) was called behind an operator",
+                why=f"'{self.graph.operators[0].uid}' has its key groups already",
+                what_to_do="call it before key_by(), or give the environment max_parallelism=...",
+            )
+        self.max_parallelism = max_parallelism
+        return self
 
     def execute_async(self) -> JobClient:
         """Start the job and return at once; for notebooks and services."""
@@ -239,14 +297,16 @@ class StreamExecutionEnvironment:
         self._observer = observer
 
     def _supervisor(self, latencies: LatencyTracker | None = None) -> Supervisor:
-        partitions: Any = self.spark.conf.get("spark.sql.shuffle.partitions")
+        partitions = shuffle_partitions(self.spark)
+        if self._parallelism is not None:
+            check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
         settings = JobSettings(
             name=self.job,
             root=self.job_dir,
             checkpoint=self.checkpoint,
             restart=self.restart_strategy,
             trigger_ms=self.trigger_interval_ms,
-            shuffle_partitions=int(partitions),
+            shuffle_partitions=partitions,
             clock=SystemClock(),
             threads=SystemThreads(),
             observer=self._observer,

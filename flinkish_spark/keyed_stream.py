@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
-from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from flinkish_spark.aggregates import (
@@ -35,6 +34,7 @@ from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_
 if TYPE_CHECKING:
     from flinkish_spark.datastream import DataStream
     from flinkish_spark.environment import StreamExecutionEnvironment
+    from flinkish_spark.graph.key_selectors import Key
     from flinkish_spark.graph.stream_graph import KeyedFunction
 
 
@@ -42,7 +42,7 @@ class KeyedStream:
     """A stream partitioned by key; :meth:`process` gives it a function with state."""
 
     def __init__(
-        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[str | Column, ...]
+        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
     ) -> None:
         self._environment = environment
         self._entry = KeyedEntry(node, keys)

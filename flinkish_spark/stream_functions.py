@@ -61,6 +61,12 @@ class ProcessContext(Protocol):
         None if the stream has no timestamps, and behind a keyed operator, where records come without theirs.
         """
 
+    def current_watermark(self) -> int:
+        """Return the micro-batch's watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time: the same if it is run again."""
+
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output; dropped if nobody reads it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -75,7 +76,7 @@ def chosen_keys(keys: Sequence[Any], declared: str | T.DataType | None) -> tuple
     """
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
-    functions = [key for key in keys if _is_function(key)]
+    functions = [key for key in keys if is_key_function(key)]
     if functions and len(keys) > 1:
         raise GraphError(
             "key_by() got a function and another key",
@@ -101,7 +102,8 @@ def chosen_keys(keys: Sequence[Any], declared: str | T.DataType | None) -> tuple
     return tuple(keys)
 
 
-def _is_function(key: Any) -> bool:
+def is_key_function(key: Any) -> bool:
+    """Whether a key that a user names is a function of a record."""
     return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, str | Column))
 
 
@@ -159,7 +161,8 @@ def _declared(declared: str | T.DataType) -> T.DataType:
 def _hinted(call: Callable[[Any], Any]) -> T.DataType:
     """Return the type of what a function returns, by its hint: one value, or the parts of a tuple."""
     try:
-        hints = typing.get_type_hints(call)
+        # An object that can be called has its hints where it says how.
+        hints = typing.get_type_hints(call if inspect.isroutine(call) else type(call).__call__)
         if "return" not in hints:
             raise NoSuchType("it has no hint for what it returns")
         return _type_of(hints["return"])

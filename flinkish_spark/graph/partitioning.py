@@ -178,22 +178,26 @@ def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPar
     return ByPartitioner(name, partition, call, rich, parallelism)
 
 
-def checked_parallelism(method: str, parallelism: Any) -> int | None:
-    """Return a number of tasks, or None where nobody has said one.
+def said_parallelism(method: str, parallelism: Any) -> int | None:
+    """Return a number of tasks, or None where nobody has said one; see :func:`checked_parallelism`."""
+    return None if parallelism is None else checked_parallelism(method, parallelism)
+
+
+def checked_parallelism(method: str, parallelism: Any) -> int:
+    """Return a number of tasks.
 
     Raises
     ------
     ConfigError
-        It is no number of tasks.
+        It is none.
     """
-    if parallelism is None:
-        return None
     is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
             f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
             why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
-            what_to_do="leave it out for as many as there are shuffle partitions",
+            what_to_do="give one; rebalance() and the like take as many as Spark has shuffle partitions "
+            "if it is left out",
             setting="parallelism",
             value=parallelism,
         )

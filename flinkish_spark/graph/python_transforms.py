@@ -140,8 +140,8 @@ def process_rows(function: Any, output: str | T.StructType | None, name: str | N
         raise GraphError(
             f"process() got a {type(function).__name__}",
             why="a stream without a key takes a function without state",
-            what_to_do="give it an instance of a ProcessFunction of flinkish_spark.stream_functions; or call "
-            "key_by(...) first, and give a KeyedProcessFunction",
+            what_to_do="give it an instance of a ProcessFunction of flinkish_spark.stream_functions; for "
+            "state call key_by(...) first and give a KeyedProcessFunction, or call process_with_state()",
         )
     call = function.process_element
     name = name or _name_of(function, "process")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.runtime.columns import TIME
+from flinkish_spark.runtime.micro_batch_time import micro_batch_of_task
 from flinkish_spark.runtime.row_functions import ExpandRows
 
 
@@ -54,6 +57,19 @@ class _Context:
     def timestamp(self) -> int | None:
         """Return the event time of the current record."""
         return None if self._times_ms is None else self._times_ms[self._at]
+
+    def current_watermark(self) -> int:
+        """Return the micro-batch's watermark."""
+        return self._progress.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self._progress.processing_time_ms
+
+    @cached_property
+    def _progress(self) -> Progress:
+        # Read only if somebody asks, once for each batch of rows.
+        return micro_batch_of_task().progress
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
