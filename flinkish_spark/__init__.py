@@ -120,6 +120,7 @@ _PUBLIC = {
         "ValueState",
         "ValueStateDescriptor",
     ),
+    "stream_functions": ("KeySelector", "Partitioner", "ProcessContext", "ProcessFunction"),
     "watermark_strategy": ("WatermarkGenerator", "WatermarkStrategy"),
     "windowed_stream": ("WindowedStream",),
 }

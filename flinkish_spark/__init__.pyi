@@ -429,6 +429,18 @@ from flinkish_spark.state import (
 from flinkish_spark.state import (
     ValueStateDescriptor as ValueStateDescriptor,
 )
+from flinkish_spark.stream_functions import (
+    KeySelector as KeySelector,
+)
+from flinkish_spark.stream_functions import (
+    Partitioner as Partitioner,
+)
+from flinkish_spark.stream_functions import (
+    ProcessContext as ProcessContext,
+)
+from flinkish_spark.stream_functions import (
+    ProcessFunction as ProcessFunction,
+)
 from flinkish_spark.watermark_strategy import (
     WatermarkGenerator as WatermarkGenerator,
 )
