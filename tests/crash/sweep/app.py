@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,12 @@ class JobUnderTest:
                 time.sleep(_SETTLES_S)
                 return
             time.sleep(0.05)
+
+    def await_ended(self) -> None:
+        """Return when the job has ended, however it did."""
+        if self._client is not None:
+            with contextlib.suppress(BaseException):
+                self._client.wait()
 
     def cancel(self) -> None:
         """End the job without a last checkpoint."""
@@ -229,6 +235,7 @@ def main() -> None:
         job.start()
         job.await_running()
         channel.tell("up", sink)
+    threading.Thread(target=_end_with_jvm, args=(spark, tuple(jobs.values())), daemon=True).start()
     for line in channel.commands:
         command = json.loads(line)
         if command["op"] == "exit":
@@ -240,6 +247,15 @@ def main() -> None:
     for job in jobs.values():
         job.cancel()
     spark.stop()
+
+
+def _end_with_jvm(spark: SparkSession, jobs: Iterable[JobUnderTest]) -> None:
+    """End this process as a job's driver ends: when the JVM is gone, and every job has noticed."""
+    jvm: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+    jvm.wait()
+    for job in jobs:
+        job.await_ended()
+    os._exit(1)
 
 
 def _told_by(channel: Channel, job: str) -> Callable[..., None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -92,14 +94,20 @@ class FilesLooker:
         self._files: dict[str, Counter[Total]] = {}
 
     def look(self) -> Counter[Total]:
-        names = {str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file()}
-        visible = {name for name in names if not any(part[0] in "._" for part in name.split("/"))}
         rows: Counter[Total] = Counter()
-        for name in visible:
+        for name in self._visible():
             if name not in self._files:
                 self._files[name] = self._read(name)
             rows.update(self._files[name])
         return rows
+
+    def _visible(self) -> Iterator[str]:
+        """Yield the files; hidden folders are not entered: in them a job makes and removes others."""
+        for folder, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if name[0] not in "._"]
+            for name in files:
+                if name[0] not in "._":
+                    yield str((Path(folder) / name).relative_to(self._folder))
 
     def _read(self, name: str) -> Counter[Total]:
         lines = (self._folder / name).read_text(encoding="utf-8").splitlines()
