@@ -93,22 +93,33 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
         Returns the plan of a way from a source, in a chain, as the input of that name.
     """
     chains, operators, assigners = {}, {}, {}
+    inputs: dict[str, set[str]] = {}
+    in_front: dict[str, set[str]] = {}
     for sink in graph.sinks:
         ends = chains_to(graph, sink.parent)
         chains[sink.uid] = tuple(chain.name for chain, _ in ends)
         for chain, ways in ends:
             operators[chain.name] = chain.operators
-            for leg, name in _entries(ways, chain.inputs):
-                source = source_of(name)
+            for leg, name, path in _entries(ways, chain.inputs):
+                uid = source = source_of(name)
                 timed = next((step for step in reversed(leg.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
                     assigners[source] = Assigner(source, _UNTIMED)
-                    continue
-                has_channels = planned(leg, chain, name).has_channels
-                uid = assigner_uid(name, chain.name)
-                assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
+                else:
+                    has_channels = planned(leg, chain, name).has_channels
+                    uid = assigner_uid(name, chain.name)
+                    assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
+                for at, operator in enumerate(path):
+                    inputs.setdefault(operator, set()).add(uid)
+                    in_front.setdefault(operator, set()).update(path[:at])
+    # Also what others in front wait for in other chains: nobody is ahead of whom it reads.
+    closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
     return TimePlan(
-        reporters(graph), chains, {name: uids for name, uids in operators.items() if uids}, assigners
+        reporters(graph),
+        chains,
+        {name: uids for name, uids in operators.items() if uids},
+        assigners,
+        {uid: frozenset(own) for uid, own in closed.items()},
     )
 
 
@@ -117,14 +128,20 @@ def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
 
 
-def _entries(ways: Sequence[Leg], names: Sequence[str]) -> Iterator[tuple[Leg, str]]:
-    """Yield the ways from sources that a stream has, to the sinks or to their first operators."""
+def _entries(
+    ways: Sequence[Leg], names: Sequence[str], behind: tuple[str, ...] = ()
+) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
+    """Yield the ways from sources that a stream has, to the sinks or to their first operators.
+
+    With the name of the input, and the uids of the operators that it passes, in order; `behind` are those
+    that follow.
+    """
     rest = list(names)
     for leg in ways:
         own = [rest.pop(0) for _ in scans_of(leg.base)]
         operator = operator_of(leg.base)
         if operator is None:
-            yield leg, own[0]
+            yield leg, own[0], behind
         else:
             upstream = [way for entry in operator.entries for way in legs(entry.parent)]
-            yield from _entries(upstream, own)
+            yield from _entries(upstream, own, (operator.uid, *behind))

@@ -8,6 +8,8 @@ from typing import Any
 
 from flinkish_spark.protocol.time_facts import Place, TimerReport, once_each, rows_of
 
+_NOBODYS: Mapping[str, int] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class NextTimers:
@@ -59,8 +61,16 @@ class Agenda:
     @property
     def next_event_time_ms(self) -> int | None:
         """The earliest event-time timer of all."""
-        times = (timers.event_time_ms for timers in self.groups.values())
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return min(self.next_event_times_ms.values(), default=None)
+
+    @property
+    def next_event_times_ms(self) -> dict[str, int]:
+        """The earliest event-time timer of each operator that has one."""
+        found: dict[str, int] = {}
+        for (operator, _), timers in self.groups.items():
+            if timers.event_time_ms is not None:
+                found[operator] = min(timers.event_time_ms, found.get(operator, timers.event_time_ms))
+        return found
 
     @property
     def next_processing_time_ms(self) -> int | None:
@@ -68,10 +78,24 @@ class Agenda:
         times = (timers.processing_time_ms for timers in self.groups.values())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    def due(self, watermark_ms: int, processing_time_ms: int) -> frozenset[Place]:
-        """Return the operators and key groups that a micro-batch must call even without records."""
+    def due(
+        self, watermark_ms: int, processing_time_ms: int, own: Mapping[str, int] = _NOBODYS
+    ) -> frozenset[Place]:
+        """Return the operators and key groups that a micro-batch must call even without records.
+
+        Parameters
+        ----------
+        watermark_ms
+            Of operators that `own` does not name.
+        processing_time_ms
+            Of the micro-batch.
+        own
+            Watermarks by operator.
+        """
         return frozenset(
-            place for place, timers in self.groups.items() if timers.is_due(watermark_ms, processing_time_ms)
+            place
+            for place, timers in self.groups.items()
+            if timers.is_due(own.get(place[0], watermark_ms), processing_time_ms)
         )
 
     def to_json(self) -> list[list[Any]]:

@@ -1,6 +1,6 @@
 """What the driver tells a running query: it stands in the offset that Spark logs before a micro-batch.
 
-So a micro-batch that runs again carries the same barrier, the same watermark, and calls the same key
+So a micro-batch that runs again carries the same barrier, the same watermarks, and calls the same key
 groups. Nothing of it ever goes back within one log.
 
 Keys are those of ours in an offset, which no Kafka topic can have: the offset of a Kafka source that
@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.json_values import list_of
+from flinkish_spark.protocol.json_values import list_of, object_of
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
-#: The checkpoint; the watermark in milliseconds; whether all input is over; key groups to call.
-CHECKPOINT_KEY, WATERMARK_KEY = "flinkish:checkpoint", "flinkish:watermark"
+#: The checkpoint; the watermark in milliseconds, and those of operators that are further, by uid.
+CHECKPOINT_KEY, WATERMARK_KEY, ABOVE_KEY = "flinkish:checkpoint", "flinkish:watermark", "flinkish:watermarks"
+#: Whether all input is over; key groups to call.
 END_KEY, WAKE_KEY = "flinkish:end", "flinkish:wake"
 #: The micro-batch of the newest checkpoint whose state is kept apart.
 PINNED_KEY = "flinkish:pinned"
@@ -71,23 +73,44 @@ class TimeOffer:
     Parameters
     ----------
     watermark_ms
-        Of the job.
+        Of all operators that are not further.
     has_ended
         Whether all input is over.
     wake
         None if no micro-batch was ever wanted because of time.
+    above
+        Watermarks of operators that are further, by uid.
+
+    Examples
+    --------
+    >>> TimeOffer.of(Watermarks.of({"sums": 60_000, "tops": 90_000})).to_json()
+    {'flinkish:watermark': 60000, 'flinkish:watermarks': {'tops': 90000}}
     """
 
     watermark_ms: int = MIN_WATERMARK_MS
     has_ended: bool = False
     wake: Wake | None = None
+    above: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Watermarks(self.watermark_ms, self.above)
+
+    @classmethod
+    def of(cls, watermarks: Watermarks, has_ended: bool = False, wake: Wake | None = None) -> TimeOffer:
+        """Return an offer of these watermarks."""
+        return cls(watermarks.least_ms, has_ended, wake, watermarks.above)
+
+    @property
+    def watermarks(self) -> Watermarks:
+        """Of each operator."""
+        return Watermarks(self.watermark_ms, self.above)
 
     def raised_to(self, other: TimeOffer) -> TimeOffer:
-        """Return what is further, member by member."""
+        """Return what is further, member by member and operator by operator."""
         ours, theirs = self.wake, other.wake
         is_later = theirs is not None and (ours is None or theirs.batch > ours.batch)
-        return TimeOffer(
-            max(self.watermark_ms, other.watermark_ms),
+        return TimeOffer.of(
+            self.watermarks.raised_to(other.watermarks),
             self.has_ended or other.has_ended,
             theirs if is_later else ours,
         )
@@ -101,6 +124,8 @@ class TimeOffer:
         stored: dict[str, Any] = {}
         if self.watermark_ms != MIN_WATERMARK_MS:
             stored[WATERMARK_KEY] = self.watermark_ms
+        if self.above:
+            stored[ABOVE_KEY] = dict(sorted(self.above.items()))
         if self.has_ended:
             stored[END_KEY] = True
         if self.wake is not None:
@@ -116,6 +141,7 @@ class TimeOffer:
             checked_whole(WATERMARK_KEY, watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS),
             bool(offset.get(END_KEY, False)),
             None if wake is None else Wake.from_json(wake),
+            object_of(offset.get(ABOVE_KEY, {}), ABOVE_KEY),
         )
 
 

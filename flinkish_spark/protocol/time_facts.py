@@ -11,12 +11,13 @@ Facts are stored with what the micro-batch staged. `to_json` and `from_json` are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.json_values import list_of, member, object_of
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 #: Of an assigner, or of an operator: its uid and the number of a channel, or of a key group.
@@ -159,8 +160,7 @@ class AssignerInput:
         checked_name(self.assigner, "assigner")
         for channel in self.channels or ():
             checked_whole("channel", channel, least=0)
-        if not isinstance(self.has_ended, bool):
-            raise ValueError(f"has_ended must be true or false, got {self.has_ended!r}")
+        checked_flag("has_ended", self.has_ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,8 @@ class BatchTimes:
         Of the key groups that were called. The same group may report to several sinks, the same each time.
     carried_ms
         The watermark of the control offset that it carried: what operators have seen.
+    carried_above
+        Of operators that saw a greater one than that, by uid.
     """
 
     processing_time_ms: int
@@ -209,11 +211,18 @@ class BatchTimes:
     inputs: tuple[AssignerInput, ...] = ()
     timers: tuple[TimerReport, ...] = ()
     carried_ms: int = MIN_WATERMARK_MS
+    carried_above: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked_whole("carried_ms", self.carried_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-        checked_whole("processing_time_ms", self.processing_time_ms, least=0, most=MAX_WATERMARK_MS)
+        checked_watermark("carried_ms", self.carried_ms)
+        checked_processing_time("processing_time_ms", self.processing_time_ms)
         once_each("the input of assigner", (one.assigner for one in self.inputs))
+        Watermarks(self.carried_ms, self.carried_above)
+
+    @property
+    def carried(self) -> Watermarks:
+        """What each operator has seen."""
+        return Watermarks(self.carried_ms, self.carried_above)
 
     def by_assigner(self) -> dict[str, dict[int, int | None]]:
         """Return the greatest time per channel, by assigner."""
@@ -228,6 +237,8 @@ class BatchTimes:
         stored: dict[str, Any] = {"processing_time_ms": self.processing_time_ms}
         if self.carried_ms != MIN_WATERMARK_MS:
             stored["carried_ms"] = self.carried_ms
+        if self.carried_above:
+            stored["carried_above"] = dict(sorted(self.carried_above.items()))
         if self.reports:
             stored["reports"] = [[r.assigner, r.channel, r.time_ms] for r in self.reports]
         if self.inputs:
@@ -254,6 +265,7 @@ class BatchTimes:
             ),
             tuple(TimerReport(*one) for one in rows_of(stored, "timers", 4)),
             stored.get("carried_ms", MIN_WATERMARK_MS),
+            object_of(stored.get("carried_above", {}), "carried_above"),
         )
 
 
@@ -265,6 +277,23 @@ def checked_time(name: str, value: Any) -> int | None:
     if value is None:
         return None
     return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+
+
+def checked_watermark(name: str, value: Any) -> int:
+    """Return `value` if it is a watermark, else raise ValueError."""
+    return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+
+
+def checked_processing_time(name: str, value: Any) -> int:
+    """Return `value` if it is a processing time, else raise ValueError."""
+    return checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is true or false, else raise ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    return value
 
 
 def rows_of(stored: Mapping[str, Any], name: str, length: int) -> list[list[Any]]:

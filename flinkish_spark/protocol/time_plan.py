@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flinkish_spark.protocol.agenda import Agenda
+from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.records import SinkAck, TimeReport
 from flinkish_spark.protocol.time_facts import (
     AssignerRules,
@@ -88,12 +89,16 @@ class TimePlan:
         By chain, the keyed operators in it. Spark runs one that is in two chains twice.
     assigners
         By their own uid, see :func:`assigner_uid`.
+    inputs
+        By operator, the assigners in front of it and in front of the operators that it reads, in all chains:
+        an operator has one watermark, in however many chains it runs. One that is not named has them all.
     """
 
     reporters: tuple[Reporter, ...] = ()
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
+    inputs: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def rules(self) -> dict[str, AssignerRules]:
@@ -120,6 +125,18 @@ class TimePlan:
             self.instance(uid, chain): uid
             for chain, operators in sorted(self.operators.items())
             for uid in operators
+        }
+
+    def operator_times(self) -> dict[str, OperatorTime]:
+        """Return the operators by uid, as they begin."""
+        instances = self.instances()
+        everything = frozenset(self.assigners)
+        return {
+            uid: OperatorTime(
+                self.inputs.get(uid, everything),
+                frozenset(name for name, own in instances.items() if own == uid),
+            )
+            for uid in sorted(set(instances.values()))
         }
 
     def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
@@ -164,7 +181,7 @@ class TimePlan:
                 own = (_or_never(timers.event_time_ms), _or_never(timers.processing_time_ms))
                 reports[now, group] = min(earlier[0], own[0]), min(earlier[1], own[1])
         agenda = Agenda().after(_timers(reports))
-        return replace(state, agenda=agenda).of_job(self.rules, instances)
+        return replace(state, agenda=agenda).of_job(self.rules, self.operator_times())
 
 
 def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:

@@ -238,7 +238,7 @@ class KeyedOperator:
                 former = [kept.get(number) for number in range(max(kept) + 1)]
                 stored = runner.restored(former, partition, len(self.spec.broadcast_routes))
             records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
-            inputs, progress = self._inputs(records), self._micro_batch().progress
+            inputs, progress = self._inputs(records), self._micro_batch().progress(self.spec.uid)
             (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
@@ -286,7 +286,7 @@ class KeyedOperator:
         return found
 
     def _process(self, runner: GroupRunner, entries: GroupState, inputs: InputRows) -> list[OutRows]:
-        progress = self._micro_batch().progress
+        progress = self._micro_batch().progress(self.spec.uid)
         if isinstance(runner, KeyedBroadcastRunner) and self._begun != self._attempt:
             raise InternalError("Spark called a key group in front of its partition's broadcast side")
         return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))

@@ -1,7 +1,7 @@
 """Where time stands in the micro-batch that a task belongs to: read from Spark's own offset log.
 
 Spark writes ``offsets/N`` before it runs micro-batch N, with the wall clock of that moment and with the
-control source's offset, in which the watermark stands. So every task of the micro-batch sees one time, and
+control source's offset, in which the watermarks stand. So every task of the micro-batch sees one time, and
 sees it again when the micro-batch is run again, on whatever machine.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 from pyspark import TaskContext
 
 from flinkish_spark.clock import wall_ms
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.runtime.spark_log import OFFSETS
 
 #: Local property of a query of ours: the folder of its checkpoint. Spark hands it to every task.
@@ -32,8 +32,10 @@ class MicroBatch:
 
     Parameters
     ----------
-    progress
-        Where time stands.
+    before, watermarks
+        Of the operators, in the micro-batch before it and in this one.
+    processing_time_ms
+        When it began.
     checkpoint
         Folder of the query's checkpoint; None outside of a job.
     number
@@ -42,10 +44,17 @@ class MicroBatch:
         Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
     """
 
-    progress: Progress
+    before: Watermarks
+    watermarks: Watermarks
+    processing_time_ms: int
     checkpoint: Path | None = None
     number: int = 0
     pinned: int | None = None
+
+    def progress(self, uid: str) -> Progress:
+        """Return where time stands for an operator."""
+        watermark_ms = self.watermarks.at(uid)
+        return Progress(min(self.before.at(uid), watermark_ms), watermark_ms, self.processing_time_ms)
 
 
 def micro_batch_of_task() -> MicroBatch:
@@ -63,7 +72,7 @@ def micro_batch_of_task() -> MicroBatch:
     folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
     batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)
     if folder is None or batch is None:
-        return MicroBatch(Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, wall_ms()))
+        return MicroBatch(Watermarks(), Watermarks(), wall_ms())
     return micro_batch_of(Path(folder), int(batch))
 
 
@@ -74,13 +83,11 @@ def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
     """
     processing_time_ms, here = _logged(checkpoint, number)
     try:
-        before_ms = _logged(checkpoint, number - 1)[1].time.watermark_ms if number else MIN_WATERMARK_MS
+        before = _logged(checkpoint, number - 1)[1].time.watermarks if number else Watermarks()
     except FileNotFoundError:
         # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
-        before_ms = MIN_WATERMARK_MS
-    watermark_ms = here.time.watermark_ms
-    progress = Progress(min(before_ms, watermark_ms), watermark_ms, processing_time_ms)
-    return MicroBatch(progress, checkpoint, number, here.pinned_batch)
+        before = Watermarks()
+    return MicroBatch(before, here.time.watermarks, processing_time_ms, checkpoint, number, here.pinned_batch)
 
 
 def _logged(checkpoint: Path, number: int) -> tuple[int, ControlOffset]:

@@ -21,6 +21,7 @@ from flinkish_spark.errors import InternalError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_facts import AssignerInput, BatchTimes
 from flinkish_spark.protocol.time_plan import (
@@ -31,13 +32,10 @@ from flinkish_spark.protocol.time_plan import (
     without_reports,
 )
 from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
-from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.held_channels import write_held
 from flinkish_spark.runtime.spark_log import OFFSETS, LoggedOffsets, SparkLog
-
-_NOTHING = EventTime()
 
 
 class Timekeeping(Protocol):
@@ -121,7 +119,9 @@ class TimeKeeper:
         self._sources = {node.uid: node.source for node in sources}
         self._is_bounded = any(source.is_bounded for source in self._sources.values())
         self._lock = threading.Lock()
-        self._state = plan.of_plan(stored or _NOTHING)
+        #: Of a job that has said nothing about time; it stores nothing.
+        self._nothing = plan.of_plan(EventTime())
+        self._state = self._nothing if stored is None else plan.of_plan(stored)
         self._behind: dict[BatchId, EventTime] = {}
         self._held: dict[str, HeldChannels] = {}
         for staged in kept:
@@ -141,9 +141,7 @@ class TimeKeeper:
     @property
     def has_ended(self) -> bool:
         """Whether all input is over and every operator has seen that: the last checkpoint can be taken."""
-        state = self._state
-        is_seen = state.has_ended and state.carried_ms == MAX_WATERMARK_MS
-        return is_seen and state.agenda.next_event_time_ms is None
+        return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
     # -- the epoch writer's ---------------------------------------------------------------------
     def noted(self, staged: StagedBatch) -> StagedBatch:
@@ -157,14 +155,15 @@ class TimeKeeper:
             Spark's log lacks the micro-batch that runs.
         """
         is_told = reports_in(staged.acks)
-        if not (is_told or self._is_bounded or self._plan.is_timed or self._state != _NOTHING):
+        is_kept = self._plan.is_timed or self._state != self._nothing
+        if not (is_told or self._is_bounded or is_kept):
             return staged
         text = self._log.read(OFFSETS, staged.batch)
         if text is None:
             raise InternalError(f"Spark's log has no entry of micro-batch {staged.batch}, which runs")
         logged = LoggedOffsets.parse(text)
         inputs = tuple(self._inputs(logged))
-        if not (is_told or inputs or self._plan.is_timed or self._state != _NOTHING):
+        if not (is_told or inputs or is_kept):
             return staged
         channels, timers = facts_of(self._plan, staged.acks)
         called = ControlOffset.called_in(staged.batch.value, logged.sources)
@@ -176,6 +175,7 @@ class TimeKeeper:
             inputs,
             (*timers, *self._plan.silent(called, timers)),
             logged.control.time.watermark_ms,
+            logged.control.time.above,
         )
         return replace(staged, acks=without_reports(staged.acks), times=times)
 
@@ -200,8 +200,8 @@ class TimeKeeper:
         """Return where time stood behind a micro-batch that is about to be decided; forget older ones."""
         with self._lock:
             self._behind = {known: state for known, state in self._behind.items() if known >= batch}
-            found = self._behind.get(batch, _NOTHING)
-            return None if found == _NOTHING else found
+            found = self._behind.get(batch, self._nothing)
+            return None if found == self._nothing else found
 
     # -- inside ---------------------------------------------------------------------------------
     def _step(self, staged: StagedBatch) -> None:
@@ -231,21 +231,22 @@ class TimeKeeper:
         self._hold_back()
         # A log that begins anew has carried nothing, whatever its state has seen.
         is_first = self._next == BatchId(0)
-        carried_ms = MIN_WATERMARK_MS if is_first else state.carried_ms
-        has_risen = state.watermark_ms > carried_ms
-        matters = has_risen and (is_first or state.agenda.next_event_time_ms is not None)
+        carried = Watermarks() if is_first else state.carried
+        watermarks = carried.raised_to(state.watermarks)
+        has_risen = watermarks != carried
+        matters = has_risen and (is_first or state.is_awaited(carried))
         due_ms = next_micro_batch_ms(self._rules, state)
         # Where the wall clock has gone back, what only time makes due waits until it is there again: the
         # operators' clock is the same one. What the watermark makes due is due at once.
-        is_due = (due_ms is not None and due_ms <= now_ms) or _is_reached(state) or self._must_look
-        groups = self._plan.groups_by_number(state.agenda.due(state.watermark_ms, now_ms))
+        is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
+        groups = self._plan.groups_by_number(state.due(now_ms))
         if groups or is_due or matters:
             wake = Wake(self._next.value, groups) if groups or not has_risen else None
-            self._control.offer_time(TimeOffer(state.watermark_ms, state.has_ended, wake))
+            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake))
         else:
             # What was offered and not drawn is offered no more: its micro-batch has run without it.
-            self._control.offer_time(TimeOffer(carried_ms))
-            self._control.keep_time(TimeOffer(state.watermark_ms))
+            self._control.offer_time(TimeOffer.of(carried))
+            self._control.keep_time(TimeOffer.of(watermarks))
         self._look_at_ms = self._next_look_ms(now_ms, due_ms)
 
     def _hold_back(self) -> None:
@@ -262,10 +263,3 @@ class TimeKeeper:
         return min(
             (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms), default=None
         )
-
-
-def _is_reached(state: EventTime) -> bool:
-    """Whether the watermark alone makes a micro-batch due."""
-    event_ms = state.agenda.next_event_time_ms
-    has_reached_timer = event_ms is not None and event_ms <= state.watermark_ms
-    return has_reached_timer or (state.has_ended and state.carried_ms < MAX_WATERMARK_MS)

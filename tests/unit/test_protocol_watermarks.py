@@ -284,11 +284,11 @@ def test_input_that_goes_on_after_its_end_does_not_set_time_back() -> None:
 def test_a_job_with_another_source_never_goes_back() -> None:
     one = Job(a=AssignerRules(BOUNDED), b=AssignerRules(BOUNDED))
     one.batch(0, {("a", 0): 5_000, ("b", 0): 9_000})
-    after = Job(one.state.of_job({"b": AssignerRules(BOUNDED)}, ()), b=AssignerRules(BOUNDED))
+    after = Job(one.state.of_job({"b": AssignerRules(BOUNDED)}, {}), b=AssignerRules(BOUNDED))
     assert after.state.watermark_ms == 7_999
     assert after.batch(1, {("b", 0): 10_000}) == 8_999
     rules = {"b": AssignerRules(BOUNDED), "c": AssignerRules(BOUNDED)}
-    more = Job(after.state.of_job(rules, ()), **rules)
+    more = Job(after.state.of_job(rules, {}), **rules)
     assert more.batch(2, {("b", 0): 20_000}) == 8_999
     assert more.batch(3, {("c", 0): 12_000}) == 10_999
 
@@ -296,7 +296,7 @@ def test_a_job_with_another_source_never_goes_back() -> None:
 def test_a_strategy_that_was_changed_never_goes_back() -> None:
     one = job(BoundedOutOfOrderness(0))
     one.batch(0, {("a", 0): 5_000})
-    wider = Job(one.state.of_job(job().rules, ()), a=AssignerRules(BoundedOutOfOrderness(4_000)))
+    wider = Job(one.state.of_job(job().rules, {}), a=AssignerRules(BoundedOutOfOrderness(4_000)))
     assert wider.batch(1, {("a", 0): 6_000}) == 4_999
     assert wider.batch(2, {("a", 0): 9_500}) == 5_499
 
@@ -304,8 +304,8 @@ def test_a_strategy_that_was_changed_never_goes_back() -> None:
 def test_a_job_that_had_ended_stays_at_the_end() -> None:
     one = job()
     one.batch(0, {}, channels(has_ended=True))
-    assert one.state.of_job(one.rules, ()).watermark_ms == MAX_WATERMARK_MS
-    assert one.state.of_job({"b": AssignerRules(BOUNDED)}, ()).watermark_ms == MAX_WATERMARK_MS
+    assert one.state.of_job(one.rules, {}).watermark_ms == MAX_WATERMARK_MS
+    assert one.state.of_job({"b": AssignerRules(BOUNDED)}, {}).watermark_ms == MAX_WATERMARK_MS
 
 
 def test_what_operators_have_seen_is_never_taken_back() -> None:

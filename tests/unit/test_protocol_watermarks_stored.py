@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.time_facts import (
     Alignment,
     AsReported,
@@ -48,6 +49,11 @@ INPUT = st.builds(
 TIMER = st.builds(
     TimerReport, st.sampled_from(["x", "y"]), st.integers(0, 2), st.none() | ANY_TIME, st.none() | ANY_TIME
 )
+#: One reads a part of the job, the other all of it.
+OPERATORS = {
+    "x": OperatorTime(frozenset({"a"}), frozenset({"x"})),
+    "y": OperatorTime(frozenset(UIDS), frozenset({"y"})),
+}
 
 
 @st.composite
@@ -61,6 +67,7 @@ def histories(draw):
                 tuple(draw(st.lists(INPUT, max_size=2, unique_by=lambda one: one.assigner))),
                 tuple(draw(st.lists(TIMER, max_size=3))),
                 draw(st.just(MIN_WATERMARK_MS) | st.integers(-100, -50)),
+                draw(st.dictionaries(st.sampled_from(["x", "y"]), st.integers(-49, 0))),
             )
         )
         now_ms += draw(st.integers(0, 25))
@@ -83,17 +90,23 @@ def run(rules, batches, state=None):
 @given(histories())
 @settings(max_examples=80, deadline=None)
 def test_the_watermark_never_goes_back(history) -> None:
-    """Behaviour 124, as far as a whole job is concerned."""
+    """Behaviour 124, as far as whole operators are concerned."""
     rules, batches = history
-    watermarks = [MIN_WATERMARK_MS, *(state.watermark_ms for state in run(rules, batches))]
+    states = run(rules, batches, EventTime().of_job(rules, OPERATORS))
+    watermarks = [MIN_WATERMARK_MS, *(state.watermark_ms for state in states)]
     assert watermarks == sorted(watermarks)
+    for uid in OPERATORS:
+        own = [MIN_WATERMARK_MS, *(state.watermarks.at(uid) for state in states)]
+        assert own == sorted(own)
+        seen = [batch.carried.at(uid) for batch in batches]
+        assert all(after >= before for after, before in zip(own[1:], seen, strict=True))
 
 
 @given(histories())
 @settings(max_examples=60, deadline=None)
 def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> None:
     rules, batches = history
-    states = run(rules, batches)
+    states = run(rules, batches, EventTime().of_job(rules, OPERATORS))
     for at, state in enumerate(states):
         restored = EventTime.from_json(stored(state))
         assert restored == state
@@ -101,7 +114,7 @@ def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> Non
         assert facts == batches[at + 1 :]
         assert run(rules, facts, restored) == states[at + 1 :]
         # The same job: nothing is left out, and nothing moves.
-        same = restored.of_job(rules, ["x", "y"])
+        same = restored.of_job(rules, OPERATORS)
         assert run(rules, facts, same) == states[at + 1 :]
 
 
@@ -185,6 +198,17 @@ def example() -> EventTime:
     return run(rules, [batch, *more])[-1]
 
 
+def of_operators() -> EventTime:
+    """The same job, as a version stores it that knows its operators."""
+    rules = {"a": AssignerRules(BoundedOutOfOrderness(5), 10), "b": AssignerRules(AsReported())}
+    operators = {
+        "sums": OperatorTime(frozenset({"a"}), frozenset({"sums.x", "sums.y"})),
+        "tops": OperatorTime(frozenset({"b"}), frozenset({"tops"})),
+    }
+    batch = BatchTimes(1_010, carried_ms=44, carried_above={"tops": 60})
+    return step(rules, replace(example(), carried_ms=0).of_job(rules, operators), batch)
+
+
 def test_what_is_stored_looks_like_this() -> None:
     """Whoever changes it has to read the old form, too."""
     assert stored(example()) == {
@@ -203,6 +227,23 @@ def test_what_is_stored_looks_like_this() -> None:
         "valve": [["a", 89, "ACTIVE", True]],
         "timers": [["sums", 3, 100, None]],
     }
+    assert stored(of_operators())["operators"] == {
+        "sums": {
+            "inputs": ["a"],
+            "instances": ["sums.x", "sums.y"],
+            "watermark_ms": 89,
+            "carried_ms": 44,
+            "valve": [["a", 89, "ACTIVE", True]],
+        },
+        "tops": {
+            "inputs": ["b"],
+            "instances": ["tops"],
+            "watermark_ms": MAX_WATERMARK_MS,
+            "carried_ms": 60,
+            "valve": [],
+        },
+    }
+    assert EventTime.from_json(stored(of_operators())) == of_operators()
     assert stored(EventTime())["processing_time_ms"] is None
     assert EventTime.from_json(stored(EventTime())) == EventTime()
 
@@ -222,6 +263,9 @@ def test_facts_of_a_micro_batch_look_like_this() -> None:
         "inputs": [["a", None, False], ["b", [1, 2], True]],
         "timers": [["sums", 3, None, 9]],
     }
+    further = replace(facts, carried_above={"tops": 9, "sums": -4})
+    assert stored(further)["carried_above"] == {"sums": -4, "tops": 9}
+    assert BatchTimes.from_json(stored(further)) == further
     assert stored(BatchTimes(7)) == {"processing_time_ms": 7}
 
 
@@ -250,6 +294,9 @@ def test_facts_of_a_micro_batch_look_like_this() -> None:
         {"timers": [["sums", 3, None, None]]},
         {"timers": [["sums", 3, 1, None], ["sums", 3, 2, None]]},
         {"timers": None},
+        {"operators": []},
+        {"operators": {"sums": {}}},
+        {"operators": {"../x": {}}},
     ],
     ids=str,
 )
@@ -275,6 +322,29 @@ def test_stored_time_of_another_shape_is_refused(change) -> None:
 def test_a_stored_assigner_of_another_shape_is_refused(change) -> None:
     value = stored(example())
     value["assigners"]["a"] |= change
+    with pytest.raises(ValueError):
+        EventTime.from_json(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": ["a", "a"]},
+        {"inputs": "a"},
+        {"instances": [None]},
+        {"watermark_ms": None},
+        {"carried_ms": 1 << 63},
+        {"valve": [["a", 89, "IDLE", True]]},
+    ],
+    ids=str,
+)
+def test_a_stored_operator_of_another_shape_is_refused(change) -> None:
+    value = stored(of_operators())
+    value["operators"]["sums"] |= change
+    with pytest.raises(ValueError):
+        EventTime.from_json(value)
+    value = stored(of_operators())
+    del value["operators"]["sums"][next(iter(change))]
     with pytest.raises(ValueError):
         EventTime.from_json(value)
 
@@ -305,6 +375,10 @@ def test_nothing_may_be_missing(name) -> None:
         {"processing_time_ms": 7, "timers": [["sums", 0, "1", None]]},
         {"processing_time_ms": 7, "timers": "none"},
         {"processing_time_ms": 7, "carried_ms": None},
+        {"processing_time_ms": 7, "carried_above": []},
+        {"processing_time_ms": 7, "carried_ms": 5, "carried_above": {"sums": 5}},
+        {"processing_time_ms": 7, "carried_above": {"sums": "6"}},
+        {"processing_time_ms": 7, "carried_above": {"a/b": 6}},
     ],
     ids=str,
 )

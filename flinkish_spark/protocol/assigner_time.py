@@ -1,0 +1,130 @@
+"""Where one assigner stands between two micro-batches: its channels, who is silent, whether it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flinkish_spark.protocol.json_values import member, object_of
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.time_facts import (
+    AssignerInput,
+    AssignerRules,
+    Untimed,
+    checked_flag,
+    checked_processing_time,
+    checked_watermark,
+    once_each,
+    rows_of,
+)
+from flinkish_spark.protocol.watermark_valve import ChannelStatus, Valve, ValveChannel
+
+
+@dataclass(frozen=True, slots=True)
+class AssignerTime:
+    """Where one assigner stands.
+
+    Parameters
+    ----------
+    valve
+        Over its channels.
+    known_since_ms
+        Processing time of the first micro-batch that knew it.
+    silent_since_ms
+        By channel, the processing time of the last micro-batch in which it had records, was held back,
+        or was new.
+    has_ended
+        Whether its input is over.
+    """
+
+    known_since_ms: int
+    valve: Valve[int] = field(default_factory=Valve)
+    silent_since_ms: Mapping[int, int] = field(default_factory=dict)
+    has_ended: bool = False
+
+    def status(self, rules: AssignerRules, now_ms: int) -> ChannelStatus:
+        """Return whether it takes part; without channels, it is idle when it has been so for long enough."""
+        if isinstance(rules.generation, Untimed):
+            return ChannelStatus.IDLE
+        if self.valve.channels:
+            return self.valve.status
+        return ChannelStatus.IDLE if _is_silent(rules, self.known_since_ms, now_ms) else ChannelStatus.ACTIVE
+
+    def after(
+        self,
+        rules: AssignerRules,
+        now_ms: int,
+        times_ms: Mapping[int, int | None],
+        known: AssignerInput | None,
+        held_back: Collection[int],
+    ) -> AssignerTime:
+        """Return where it stands behind a micro-batch."""
+        present = None if known is None else known.channels
+        has_ended = self.has_ended if known is None else known.has_ended
+        new = (times_ms.keys() | (present or frozenset())) - self.valve.channels.keys()
+        generation = rules.generation
+        watermarks = {
+            channel: generation.watermark_ms(time_ms)
+            for channel, time_ms in times_ms.items()
+            if time_ms is not None
+        }
+        valve = self.valve.with_channels(sorted(new)).resumed(times_ms).advanced(watermarks)
+        if present is not None:
+            # The records of a channel that ends in this micro-batch were part of it.
+            valve = valve.without(valve.channels.keys() - present)
+        stirred = times_ms.keys() | new | set(held_back)
+        silent_since_ms = {
+            channel: now_ms if channel in stirred else self.silent_since_ms[channel]
+            for channel in valve.channels
+        }
+        quiet = [c for c, since_ms in silent_since_ms.items() if _is_silent(rules, since_ms, now_ms)]
+        return replace(
+            self,
+            valve=valve.silenced(quiet),
+            silent_since_ms=silent_since_ms,
+            has_ended=has_ended,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "known_since_ms": self.known_since_ms,
+            "watermark_ms": self.valve.watermark_ms,
+            "has_ended": self.has_ended,
+            "channels": [
+                [number, one.watermark_ms, one.status.value, one.counts, self.silent_since_ms[number]]
+                for number, one in sorted(self.valve.channels.items())
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> AssignerTime:
+        """Read the stored form; raise ValueError if it is none."""
+        stored = object_of(value, "an assigner")
+        rows = rows_of(stored, "channels", 5)
+        numbers = [checked_whole("channel", row[0], least=0) for row in rows]
+        once_each("channel", numbers)
+        return cls(
+            checked_processing_time("known_since_ms", member(stored, "known_since_ms")),
+            Valve(
+                {number: channel_from(*row[1:4]) for number, row in zip(numbers, rows, strict=True)},
+                checked_watermark("watermark_ms", member(stored, "watermark_ms")),
+            ),
+            {
+                number: checked_processing_time("silent_since_ms", row[4])
+                for number, row in zip(numbers, rows, strict=True)
+            },
+            checked_flag("has_ended", member(stored, "has_ended")),
+        )
+
+
+def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
+    return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
+
+
+def channel_from(watermark_ms: Any, status: Any, counts: Any) -> ValveChannel:
+    """Return a stored channel of a valve; raise ValueError if it is none."""
+    return ValveChannel(
+        checked_watermark("watermark_ms", watermark_ms), ChannelStatus(status), checked_flag("counts", counts)
+    )
