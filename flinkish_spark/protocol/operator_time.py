@@ -136,6 +136,7 @@ def valve_rows(valve: Valve[str]) -> list[list[Any]]:
 
 def valve_from(stored: Mapping[str, Any]) -> Valve[str]:
     """Return a stored valve over assigners: the members `valve` and `watermark_ms`."""
+    member(stored, "valve")
     rows = rows_of(stored, "valve", 4)
     once_each("assigner", (checked_name(row[0], "assigner") for row in rows))
     watermark_ms = checked_watermark("watermark_ms", member(stored, "watermark_ms"))

@@ -53,6 +53,13 @@ def test_an_offset_says_everything_again() -> None:
     wake = Wake(12, {0: frozenset({0, 5, 127}), 4: frozenset({3})})
     for time in (TimeOffer(-5), TimeOffer(MAX_WATERMARK_MS, has_ended=True), TimeOffer(7, wake=wake)):
         offset = ControlOffset(9, time)
+        assert "flinkish:watermarks" not in offset.to_json()
+        assert ControlOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+    for further in (
+        TimeOffer(-5, above={"tops": 6}),
+        TimeOffer(above={"tops": -7, "sums": MAX_WATERMARK_MS}),
+    ):
+        offset = ControlOffset(9, further)
         assert ControlOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
@@ -61,6 +68,10 @@ def test_an_offset_says_everything_again() -> None:
     [
         {"flinkish:watermark": "soon"},
         {"flinkish:watermark": True},
+        {"flinkish:watermarks": 5},
+        {"flinkish:watermarks": {"sums": "soon"}},
+        {"flinkish:watermarks": {"../sums": 5}},
+        {"flinkish:watermark": 5, "flinkish:watermarks": {"sums": 5}},
         {"flinkish:wake": [1, [[0, 3]]]},
         {"flinkish:wake": [-1, []]},
         {"flinkish:wake": 4},
@@ -75,6 +86,8 @@ def test_nothing_of_an_offset_goes_back() -> None:
     wake = Wake(7, {0: frozenset({1})})
     at = ControlOffset(5, TimeOffer(100, has_ended=True, wake=wake))
     assert at.raised_to(ControlOffset(4, TimeOffer(90, wake=Wake(6)))) == at
+    apart = ControlOffset(5, TimeOffer(90, above={"sums": 120, "tops": 95}))
+    assert at.raised_to(apart) == ControlOffset(5, TimeOffer(100, True, wake, {"sums": 120}))
     later = ControlOffset(6, TimeOffer(101, wake=Wake(8)))
     assert at.raised_to(later) == ControlOffset(6, TimeOffer(101, has_ended=True, wake=Wake(8)))
 

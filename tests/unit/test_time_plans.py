@@ -153,6 +153,53 @@ def test_a_function_that_cannot_travel_is_refused(program: Program) -> None:
         )
 
 
+# -- what is in front of an operator ---------------------------------------------------------------------
+
+
+def timed(program: Program, uid: str) -> DataStream:
+    return program.source(uid).assign_timestamps_and_watermarks(FIRST)
+
+
+def test_pipelines_that_share_nothing_wait_for_their_own_sources(program: Program) -> None:
+    program.sink(program.keyed(program.keyed(timed(program, "orders"), "sums"), "tops"), "out")
+    program.sink(program.keyed(timed(program, "clicks"), "counts"), "counted")
+    assert program.plan().inputs == {
+        "sums": {"orders.tops"},
+        "tops": {"orders.tops"},
+        "counts": {"clicks.counts"},
+    }
+
+
+def test_who_reads_two_streams_waits_for_both_and_those_in_front_do_not(program: Program) -> None:
+    sums = program.keyed(timed(program, "orders"), "sums")
+    counts = program.keyed(timed(program, "clicks"), "counts")
+    program.sink(program.keyed(sums.union(counts, program.source("raw")), "all"), "out")
+    assert program.plan().inputs == {
+        "sums": {"orders.all"},
+        "counts": {"clicks.all"},
+        "all": {"orders.all", "clicks.all", "raw"},
+    }
+
+
+def test_an_operator_in_two_chains_waits_for_both_and_so_do_those_behind_it(program: Program) -> None:
+    """They are handed one watermark, and nobody is ahead of whom it reads."""
+    shared = program.keyed(timed(program, "orders"), "first")
+    program.sink(program.keyed(shared, "sums"), "out")
+    program.sink(program.keyed(shared.union(timed(program, "clicks")), "tops"), "top")
+    both = {"orders.sums", "orders.tops"}
+    found = program.plan()
+    assert found.inputs == {"first": both, "sums": both, "tops": {*both, "clicks.tops"}}
+    times = found.operator_times()
+    assert times["first"].instances == {"first.sums", "first.tops"}
+    assert (times["tops"].inputs, times["tops"].instances) == (found.inputs["tops"], {"tops"})
+
+
+def test_who_reads_nothing_that_reaches_a_sink_is_no_operator_of_the_plan(program: Program) -> None:
+    program.keyed(timed(program, "orders"), "sums")
+    program.sink(program.source("raw"), "copy")
+    assert program.plan().inputs == {} == program.plan().operator_times()
+
+
 # -- alignment -----------------------------------------------------------------------------------------
 
 ALIGNED = FIRST.with_watermark_alignment("shop", 1_000)
