@@ -136,6 +136,49 @@ def test_behind_the_end_of_its_input_a_job_fires_all_timers_and_ends(spark: Any,
     assert fired.keys() == {"ann", "ben"} and fired["ben"] == MAX_WATERMARK_MS
 
 
+def pipeline(env: Any, spark: Any, folder: Path, uid: str, sink: MemorySink) -> None:
+    files = spark.readStream.schema("user STRING, at LONG").json(str(folder))
+    source = env.from_dataframe(files, uid=f"files-{uid}")
+    timed = source.assign_timestamps_and_watermarks(BOUNDED.with_timestamp_assigner("at"))
+    output = "user STRING, what STRING, time LONG, clock LONG"
+    timed.key_by("user").process(Alarm(), output=output, uid=f"alarms-{uid}").sink_to(sink, uid=f"out-{uid}")
+
+
+def test_a_source_that_stands_still_holds_back_no_other_pipeline(spark: Any, tmp_path: Path) -> None:
+    """Two pipelines in one job: in Flink, too, each goes by its own inputs."""
+    sinks = {uid: MemorySink(f"{tmp_path}/{uid}") for uid in ("quick", "slow")}
+
+    def begin() -> Any:
+        env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
+        for uid, sink in sinks.items():
+            pipeline(env, spark, tmp_path / f"in-{uid}", uid, sink)
+        return env.execute_async()
+
+    def fired(uid: str) -> set[tuple[str, int]]:
+        return {(row["user"], row["time"]) for row in sinks[uid].rows() if row["what"] == "fired"}
+
+    feed(tmp_path / "in-slow", "0", ("sam", 5_000))
+    feed(tmp_path / "in-quick", "0", ("ann", 10_000), ("ben", 15_000))
+    client = begin()
+    await_that(lambda: fired("quick") == {("ann", 11_000)} and rows(client, "out-slow") == 1, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    assert fired("slow") == set()
+
+    # Each goes on where it stood: what is late for the one is on time for the other.
+    feed(tmp_path / "in-quick", "1", ("cid", 12_000))
+    feed(tmp_path / "in-slow", "1", ("tom", 12_000))
+    client = begin()
+    await_that(lambda: ("sam", 6_000) in fired("slow") and rows(client, "out-quick") >= 2, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    seen = {row["user"]: row["clock"] for uid in sinks for row in sinks[uid].rows() if row["what"] == "seen"}
+    assert (seen["cid"], seen["tom"]) == (14_999, 4_999)
+    assert ("cid", 13_000) in fired("quick") and fired("slow") == {("sam", 6_000)}
+    least = watermarks(tmp_path)
+    assert least == sorted(least) and least[-1] == 11_999
+
+
 class Behind(WatermarkGenerator):
     """Says that records come up to five seconds late."""
 
