@@ -300,7 +300,7 @@ def random_job(chance: random.Random) -> Job:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_an_operator_sees_what_a_job_of_its_inputs_alone_would_see(seed: int) -> None:
-    """Behaviour 124: pipelines, joins, idle sources, ends, and crashes behind which others go on from stored states."""
+    """Behaviour 124: joins, idle sources, ends, and crashes behind which others go on from stored states."""
     chance = random.Random(seed)
     job = random_job(chance)
     rules, operators = job.rules, job.operators
