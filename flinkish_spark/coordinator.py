@@ -291,9 +291,9 @@ class CheckpointCoordinator:
     def _offer(self, checkpoint: CheckpointId, request: CheckpointRequest) -> None:
         parts = self._parts
         if request.purpose.is_final:
-            # This order matters: the gate must know the last barrier before any micro-batch can
-            # carry it.
+            # This order matters: the gate must know the last barrier before a micro-batch can carry it.
             parts.gate.close_behind(checkpoint)
+        parts.time.on_offer(request.purpose)
         parts.tracker.offered(checkpoint)
         parts.observer.before(Step.TRIGGER, str(checkpoint))
         parts.control.offer(checkpoint, request.purpose)
@@ -323,7 +323,7 @@ class CheckpointCoordinator:
                 why=f"{effect.reason.text}; {effect.text}",
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",
             )
-        if effect.request.purpose is CheckpointPurpose.FINAL_SAVEPOINT:
+        if effect.request.purpose.stops_with_savepoint:
             raise StopFailed(
                 "the job could not be stopped with a savepoint", why=f"{effect.reason.text}; {effect.text}"
             )

@@ -14,6 +14,7 @@ from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
 from flinkish_spark.protocol.trigger import Schedule
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
+from flinkish_spark.runtime.outside_requests import StopMode
 from flinkish_spark.runtime.rewind_orders import PendingRewind
 from flinkish_spark.runtime.settings import JobProgress
 from flinkish_spark.runtime.supervisor import Supervisor
@@ -96,12 +97,29 @@ class JobClient:
         """
         return self._ask(CheckpointPurpose.SAVEPOINT, _target(target))
 
-    def stop_with_savepoint(self, target: str) -> PendingAnswer:
+    def stop_with_savepoint(self, target: str, mode: StopMode = StopMode.SUSPEND) -> PendingAnswer:
         """Take a savepoint and stop behind its barrier; nothing behind it is committed.
 
         If the savepoint fails the job does not stop: it goes back to its last checkpoint.
+
+        Parameters
+        ----------
+        target
+            As of :meth:`trigger_savepoint`.
+        mode
+            With `StopMode.DRAIN` event time comes to its end behind the last records: all event-time timers
+            and windows fire, and what they emit is committed with the savepoint.
+
+        Raises
+        ------
+        ConfigError
+            The path cannot be used, or `mode` is none.
         """
-        return self._ask(CheckpointPurpose.FINAL_SAVEPOINT, _target(target))
+        if not isinstance(mode, StopMode):
+            raise ConfigError(
+                f"mode={mode!r} says nothing", what_to_do="give StopMode.SUSPEND or StopMode.DRAIN"
+            )
+        return self._ask(mode.purpose, _target(target))
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
         pending = PendingAnswer()

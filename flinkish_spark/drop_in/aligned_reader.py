@@ -32,7 +32,7 @@ from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.protocol.gate_values import BarrierKind
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
 from flinkish_spark.protocol.purpose import CheckpointPurpose
-from flinkish_spark.runtime.control_source import read_control
+from flinkish_spark.runtime.control_source import offered_by, read_control
 
 LOG = logging.getLogger(__name__)
 _CLOCK = SystemClock()
@@ -134,7 +134,9 @@ class AlignedStreamReader(KafkaStreamReader):
         if planned is None:
             # Time goes on where the source stands.
             return start if time == before else {**start, **time.to_json()}
-        said = ControlOffset(int(planned.drawn), time)
+        drained = offered_by(content).drained
+        drawn = int(planned.drawn)
+        said = ControlOffset(drawn, time, drained=drawn if drawn == drained else _drained(start))
         return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
 
     # -- what there is --------------------------------------------------------------------------
@@ -181,6 +183,10 @@ class AlignedStreamReader(KafkaStreamReader):
         elif now_ms - self._waiting_since_ms >= _PATIENCE_MS:
             LOG.warning("checkpoint %s has to wait: the source %s", offered, status.text)
             self._waiting_since_ms = now_ms
+
+
+def _drained(offset: Mapping[str, Any]) -> int:
+    return ControlOffset.from_json(offset).drained
 
 
 def _offered(control: Mapping[str, Any], drawn: int) -> Offer:

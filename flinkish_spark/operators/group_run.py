@@ -6,6 +6,10 @@ operator emits while timers of that watermark fire is before. So an operator beh
 window's result on time, as it does where watermarks flow between elements.
 
     processing-time timers  ->  elements before  ->  watermark, event-time timers  ->  elements behind
+
+The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last one,
+and every event-time timer fires. What that emits is behind, too, so the next operator has it before its own
+last watermark.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.operators.elements import OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.timers import TimerQueue
@@ -32,17 +36,20 @@ class Progress:
         What this one reaches; never less.
     processing_time_ms
         When it began.
+    drained_to_ms
+        What the watermark becomes behind the elements, if that is more.
     """
 
     watermark_before_ms: int
     watermark_ms: int
     processing_time_ms: int
+    drained_to_ms: int = MIN_WATERMARK_MS
 
     @property
     def limits_ms(self) -> dict[TimeDomain, int]:
         """Up to when timers are due, by their clock."""
         return {
-            TimeDomain.EVENT_TIME: self.watermark_ms,
+            TimeDomain.EVENT_TIME: max(self.watermark_ms, self.drained_to_ms),
             TimeDomain.PROCESSING_TIME: self.processing_time_ms,
         }
 
@@ -149,6 +156,9 @@ class GroupRun:
         emitted.before = len(emitted.rows)
         emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
         self._process(behind, is_before=False)
+        if progress.drained_to_ms > progress.watermark_ms:
+            self.timers.watermark_ms = progress.drained_to_ms
+            self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
         return emitted
 
     def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:

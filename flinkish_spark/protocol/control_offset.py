@@ -25,6 +25,8 @@ CHECKPOINT_KEY, WATERMARK_KEY, ABOVE_KEY = "flinkish:checkpoint", "flinkish:wate
 END_KEY, WAKE_KEY = "flinkish:end", "flinkish:wake"
 #: The micro-batch of the newest checkpoint whose state is kept apart.
 PINNED_KEY = "flinkish:pinned"
+#: The newest checkpoint behind whose records event time comes to its end.
+DRAIN_KEY = "flinkish:drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ class ControlOffset:
     pinned_batch
         The micro-batch of the newest checkpoint whose state is pinned; None before the first. Tasks delete
         files that only older states name.
+    drained
+        The newest checkpoint whose micro-batch fires all event-time timers behind its records; 0 for none.
 
     Examples
     --------
@@ -173,18 +177,23 @@ class ControlOffset:
     checkpoint: int = 0
     time: TimeOffer = NO_TIME_YET
     pinned_batch: int | None = None
+    drained: int = 0
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:
         """Return what is further, member by member."""
         pinned = [batch for batch in (self.pinned_batch, other.pinned_batch) if batch is not None]
         return ControlOffset(
-            max(self.checkpoint, other.checkpoint), self.time.raised_to(other.time), max(pinned, default=None)
+            max(self.checkpoint, other.checkpoint),
+            self.time.raised_to(other.time),
+            max(pinned, default=None),
+            max(self.drained, other.drained),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form: members of an offset."""
         pinned = {} if self.pinned_batch is None else {PINNED_KEY: self.pinned_batch}
-        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json(), **pinned}
+        drained = {DRAIN_KEY: self.drained} if self.drained else {}
+        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json(), **pinned, **drained}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> ControlOffset:
@@ -192,7 +201,8 @@ class ControlOffset:
         pinned = offset.get(PINNED_KEY)
         if pinned is not None:
             pinned = checked_whole(PINNED_KEY, pinned, least=0)
-        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset), pinned)
+        drained = checked_whole(DRAIN_KEY, offset.get(DRAIN_KEY, 0), least=0)
+        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset), pinned, drained)
 
     @classmethod
     def newest(cls, sources: Iterable[Any]) -> ControlOffset:
@@ -206,6 +216,16 @@ class ControlOffset:
             if isinstance(offset, dict):
                 found = found.raised_to(cls.from_json(offset))
         return found
+
+    @classmethod
+    def drained_in(cls, sources: Iterable[Any]) -> int:
+        """Return the checkpoint that all scans of a micro-batch have drawn and that drains; 0 for none.
+
+        Where a scan is behind another, the next micro-batch has the last barrier, and drains.
+        """
+        given = [cls.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]
+        found = {one.drained if one.drained == one.checkpoint else 0 for one in given}
+        return found.pop() if len(found) == 1 else 0
 
     @classmethod
     def called_in(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:

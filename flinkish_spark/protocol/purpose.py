@@ -25,16 +25,23 @@ class CheckpointPurpose(enum.Enum):
     FINAL = "FINAL"
     #: The last one, and exported.
     FINAL_SAVEPOINT = "FINAL_SAVEPOINT"
+    #: The same, and event time comes to its end behind the last records: all windows are in what it commits.
+    DRAINED_SAVEPOINT = "DRAINED_SAVEPOINT"
 
     @property
     def is_savepoint(self) -> bool:
         """Whether it is exported; such a checkpoint is never subsumed."""
-        return self in (CheckpointPurpose.SAVEPOINT, CheckpointPurpose.FINAL_SAVEPOINT)
+        return self is CheckpointPurpose.SAVEPOINT or self.stops_with_savepoint
 
     @property
     def is_final(self) -> bool:
         """Whether the job ends behind its barrier."""
-        return self in (CheckpointPurpose.FINAL, CheckpointPurpose.FINAL_SAVEPOINT)
+        return self is CheckpointPurpose.FINAL or self.stops_with_savepoint
+
+    @property
+    def stops_with_savepoint(self) -> bool:
+        """Whether it is both; the job goes on if it fails."""
+        return self in (CheckpointPurpose.FINAL_SAVEPOINT, CheckpointPurpose.DRAINED_SAVEPOINT)
 
     @property
     def rank(self) -> int:

@@ -148,8 +148,9 @@ def read_control(path: str) -> dict[str, Any]:
 
 def offered_by(content: dict[str, Any]) -> ControlOffset:
     """Return what a control file offers."""
-    pinned = content.get(PINNED_KEY)
-    return ControlOffset(int(content.get("checkpoint", 0)), TimeOffer.from_json(content), pinned)
+    pinned, checkpoint = content.get(PINNED_KEY), int(content.get("checkpoint", 0))
+    is_drained = content.get("purpose") == CheckpointPurpose.DRAINED_SAVEPOINT.value
+    return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
 
 
 def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:

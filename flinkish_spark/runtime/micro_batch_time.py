@@ -15,6 +15,7 @@ from typing import Any
 from pyspark import TaskContext
 
 from flinkish_spark.clock import wall_ms
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
 from flinkish_spark.protocol.operator_watermarks import Watermarks
@@ -42,6 +43,8 @@ class MicroBatch:
         Of the micro-batch.
     pinned
         Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
+    drained_to_ms
+        What the watermark of all operators becomes behind the elements, if that is more.
     """
 
     before: Watermarks
@@ -50,11 +53,13 @@ class MicroBatch:
     checkpoint: Path | None = None
     number: int = 0
     pinned: int | None = None
+    drained_to_ms: int = MIN_WATERMARK_MS
 
     def progress(self, uid: str) -> Progress:
         """Return where time stands for an operator."""
         watermark_ms = self.watermarks.at(uid)
-        return Progress(min(self.before.at(uid), watermark_ms), watermark_ms, self.processing_time_ms)
+        before_ms = min(self.before.at(uid), watermark_ms)
+        return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms)
 
 
 def micro_batch_of_task() -> MicroBatch:
@@ -81,19 +86,31 @@ def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
 
     Not to be kept beyond a task: behind a rewind the entry is another one.
     """
-    processing_time_ms, here = _logged(checkpoint, number)
+    processing_time_ms, controls = _logged(checkpoint, number)
     try:
-        before = _logged(checkpoint, number - 1)[1].time.watermarks if number else Watermarks()
+        earlier = _logged(checkpoint, number - 1)[1] if number else []
     except FileNotFoundError:
         # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
-        before = Watermarks()
-    return MicroBatch(before, here.time.watermarks, processing_time_ms, checkpoint, number, here.pinned_batch)
+        earlier = []
+    here, before = ControlOffset.newest(controls), ControlOffset.newest(earlier).time.watermarks
+    drained = ControlOffset.drained_in(controls)
+    # Offsets say it until the next checkpoint, also where a job is started again.
+    drains = drained > ControlOffset.drained_in(earlier)
+    return MicroBatch(
+        before,
+        here.time.watermarks,
+        processing_time_ms,
+        checkpoint,
+        number,
+        here.pinned_batch,
+        MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
+    )
 
 
-def _logged(checkpoint: Path, number: int) -> tuple[int, ControlOffset]:
-    """Return processing time and control offset of an entry."""
+def _logged(checkpoint: Path, number: int) -> tuple[int, list[Any]]:
+    """Return processing time and control offsets of an entry."""
     version, facts, *offsets = (checkpoint / OFFSETS / str(number)).read_text("utf-8").strip().split("\n")
     if version != "v1":
         raise ValueError(f"Spark's offset log entry {number} has version {version[:20]!r}")
     control: list[Any] = [json.loads(text) for text in offsets if f'"{CHECKPOINT_KEY}"' in text]
-    return int(json.loads(facts)["batchTimestampMs"]), ControlOffset.newest(control)
+    return int(json.loads(facts)["batchTimestampMs"]), control

@@ -12,7 +12,6 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import OwnerEpoch
-from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime.inbox import Inbox
 from flinkish_spark.runtime.outside_requests import RequestKind
 from flinkish_spark.runtime.threads import RunningThread, Threads
@@ -20,11 +19,6 @@ from flinkish_spark.runtime.threads import RunningThread, Threads
 LOG = logging.getLogger(__name__)
 #: How often the job directory is looked at.
 LOOK_MS = 250
-_PURPOSES = {
-    RequestKind.CHECKPOINT: CheckpointPurpose.USER,
-    RequestKind.SAVEPOINT: CheckpointPurpose.SAVEPOINT,
-    RequestKind.STOP_WITH_SAVEPOINT: CheckpointPurpose.FINAL_SAVEPOINT,
-}
 
 
 class RewindOrdered(EnvironmentFault):
@@ -83,8 +77,8 @@ class Outside:
         try:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)
-                if request.kind in _PURPOSES:
-                    self._ask(Asked.of(_PURPOSES[request.kind], answer, request.target))
+                if request.purpose is not None:
+                    self._ask(Asked.of(request.purpose, answer, request.target))
                     continue
                 # Both are under way with this answer; that they are done is seen in the directory.
                 answer(CheckpointAnswer(AnswerKind.COMPLETED))

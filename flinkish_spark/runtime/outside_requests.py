@@ -19,6 +19,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
 from flinkish_spark.protocol.json_values import member, object_of, text_of
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult
 
@@ -75,9 +76,19 @@ class StopMode(enum.Enum):
     #: It ends for good: before the savepoint, event time comes to its end.
     DRAIN = "DRAIN"
 
+    @property
+    def purpose(self) -> CheckpointPurpose:
+        """What the checkpoint of such a stop is taken for."""
+        is_drained = self is StopMode.DRAIN
+        return CheckpointPurpose.DRAINED_SAVEPOINT if is_drained else CheckpointPurpose.FINAL_SAVEPOINT
+
 
 #: Kinds whose target is the directory of a savepoint.
 _TO_A_DIRECTORY = (RequestKind.SAVEPOINT, RequestKind.STOP_WITH_SAVEPOINT)
+_PURPOSES = {
+    RequestKind.CHECKPOINT: CheckpointPurpose.USER,
+    RequestKind.SAVEPOINT: CheckpointPurpose.SAVEPOINT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,13 @@ class OutsideRequest:
             checked_name(self.target, "order id")
         elif self.target:
             raise ValueError(f"{self.kind.value} has no target, got {self.target[:200]!r}")
+
+    @property
+    def purpose(self) -> CheckpointPurpose | None:
+        """What the checkpoint that is asked for is taken for; None if it asks for none."""
+        if self.kind is RequestKind.STOP_WITH_SAVEPOINT:
+            return self.stop_mode.purpose
+        return _PURPOSES.get(self.kind)
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form; the name is the file's."""

@@ -22,6 +22,7 @@ from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.operator_watermarks import Watermarks
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_facts import AssignerInput, BatchTimes
 from flinkish_spark.protocol.time_plan import (
@@ -32,6 +33,7 @@ from flinkish_spark.protocol.time_plan import (
     without_reports,
 )
 from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
+from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.held_channels import write_held
@@ -54,6 +56,9 @@ class Timekeeping(Protocol):
     def wake(self) -> None:
         """Ask for a micro-batch if time makes one due; called every few milliseconds."""
 
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        """Take note that a barrier is about to be offered; called before any micro-batch can carry it."""
+
     def behind(self, batch: BatchId) -> EventTime | None:
         """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
 
@@ -71,6 +76,9 @@ class NoTime:
         """Do nothing."""
 
     def wake(self) -> None:
+        """Do nothing."""
+
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
         """Do nothing."""
 
     def behind(self, batch: BatchId) -> EventTime | None:
@@ -127,6 +135,8 @@ class TimeKeeper:
         for staged in kept:
             self._step(staged)
         self._next = next_batch
+        #: The micro-batch that carries the barrier that is on offer fires all event-time timers.
+        self._is_draining = False
         #: Whether a bounded input may be over without any micro-batch having said so.
         self._must_look = self._is_bounded and self._state.processing_time_ms is None
         #: The wall clock from which on a look is worth it; None for never.
@@ -196,6 +206,13 @@ class TimeKeeper:
             if self._look_at_ms is not None and now_ms >= self._look_at_ms:
                 self._offer(now_ms)
 
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        """Take note that a barrier is about to be offered: one that drains calls whoever has a timer."""
+        if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
+            with self._lock:
+                self._is_draining = True
+                self._offer(self._clock.wall_ms())
+
     def behind(self, batch: BatchId) -> EventTime | None:
         """Return where time stood behind a micro-batch that is about to be decided; forget older ones."""
         with self._lock:
@@ -239,7 +256,8 @@ class TimeKeeper:
         # Where the wall clock has gone back, what only time makes due waits until it is there again: the
         # operators' clock is the same one. What the watermark makes due is due at once.
         is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
-        groups = self._plan.groups_by_number(state.due(now_ms))
+        due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
+        groups = self._plan.groups_by_number(due)
         if groups or is_due or matters:
             wake = Wake(self._next.value, groups) if groups or not has_risen else None
             self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake))

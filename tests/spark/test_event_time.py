@@ -14,11 +14,14 @@ from flinkish_spark import (
     JobStatus,
     KeyedProcessFunction,
     MemorySink,
+    ValueStateDescriptor,
     WatermarkGenerator,
     WatermarkStrategy,
 )
+from flinkish_spark.job_client import StopMode
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.sources.dataframe import DataFrameSource
 from tests.support import await_that, environment, rows
 
@@ -177,6 +180,44 @@ def test_a_source_that_stands_still_holds_back_no_other_pipeline(spark: Any, tmp
     assert ("cid", 13_000) in fired("quick") and fired("slow") == {("sam", 6_000)}
     least = watermarks(tmp_path)
     assert least == sorted(least) and least[-1] == 11_999
+
+
+class Total(KeyedProcessFunction):
+    """Counts what came by the end of each ten seconds of event time."""
+
+    def open(self, context: Any) -> None:
+        self.count = context.get_state(ValueStateDescriptor("n", "LONG"))
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        self.count.update((self.count.value() or 0) + 1)
+        ctx.timer_service().register_event_time_timer(ctx.timestamp() // 10_000 * 10_000 + 9_999)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        yield "all", time_ms, self.count.value()
+
+
+def test_a_job_that_is_drained_commits_all_that_waits_for_event_time(spark: Any, tmp_path: Path) -> None:
+    """Two operators, one behind the other: the results of the first are in those of the second."""
+    feed(tmp_path / "in", "0", ("ann", 10_000), ("ben", 15_000), ("ann", 31_000))
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
+    files = spark.readStream.schema("user STRING, at LONG").json(str(tmp_path / "in"))
+    timed = env.from_dataframe(files, uid="files").assign_timestamps_and_watermarks(
+        BOUNDED.with_timestamp_assigner("at")
+    )
+    output = "who STRING, time LONG, n LONG"
+    each = timed.key_by("user").process(Total(), output=output, uid="each")
+    sink = MemorySink(f"{tmp_path}/rows")
+    each.key_by("who").process(Total(), output=output, uid="all").sink_to(sink, uid="out")
+    client = env.execute_async()
+    # What the watermark 30,999 has let out; ann's second ten seconds wait, and so does what comes of them.
+    await_that(lambda: rows(client, "out") == 1, client)
+    answer = client.stop_with_savepoint(str(tmp_path / "savepoint"), StopMode.DRAIN).wait(90_000)
+    assert answer is not None and answer.is_completed, answer
+    assert client.wait(60_000), "the job did not stop"
+    assert [tuple(row) for row in sink.rows()] == [("all", 19_999, 2), ("all", 39_999, 3)]
+    metadata = SavepointDir(tmp_path / "savepoint").metadata()
+    assert metadata.times is not None and not metadata.times.agenda.groups
+    assert metadata.times.watermarks.at("all") == 30_999
 
 
 class Behind(WatermarkGenerator):

@@ -547,3 +547,15 @@ def test_time_goes_on_where_a_chained_source_stands(tmp_path: Path) -> None:
     assert (drawn["flinkish:watermark"], drawn["flinkish:checkpoint"]) == (70_000, 3)
     job.control.unlink()
     assert job.run(drawn)["flinkish:watermark"] == 70_000
+
+
+def test_a_chained_source_drains_with_the_cut_that_it_draws(tmp_path: Path) -> None:
+    job = Job(tmp_path, Brokers("a b |1 c", "d |1 e f"), scans=2)
+    job.control.write_text(json.dumps({"checkpoint": 3, "purpose": "DRAINED_SAVEPOINT"}))
+    end = job.run()
+    while not end["flinkish:checkpoint"]:
+        assert "flinkish:drain" not in end
+        end = job.run(end)
+    assert (end["flinkish:checkpoint"], end["flinkish:drain"]) == (3, 3)
+    job.control.unlink()
+    assert job.run(end)["flinkish:drain"] == 3

@@ -69,6 +69,8 @@ def test_an_offset_says_everything_again() -> None:
         {"flinkish:watermark": "soon"},
         {"flinkish:watermark": True},
         {"flinkish:watermarks": 5},
+        {"flinkish:drain": -1},
+        {"flinkish:drain": True},
         {"flinkish:watermarks": {"sums": "soon"}},
         {"flinkish:watermarks": {"../sums": 5}},
         {"flinkish:watermark": 5, "flinkish:watermarks": {"sums": 5}},
@@ -80,6 +82,27 @@ def test_an_offset_says_everything_again() -> None:
 def test_an_offset_that_is_none_is_refused(member: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         ControlOffset.from_json({**OLD, **member})
+
+
+def test_a_micro_batch_drains_when_all_of_its_scans_have_drawn_the_checkpoint_that_does() -> None:
+    drained = ControlOffset(5, drained=5)
+    assert drained.to_json() == {"flinkish:checkpoint": 5, "flinkish:drain": 5}
+    assert ControlOffset.from_json(drained.to_json()) == drained
+    assert ControlOffset(5).raised_to(drained) == drained == drained.raised_to(ControlOffset(4, drained=3))
+    later, before = ControlOffset(6, drained=5).to_json(), ControlOffset(4).to_json()
+    said = drained.to_json()
+    assert ControlOffset.drained_in([said, {"logOffset": 3}, said, None]) == 5
+    for apart in ([said, before], [said, later], [later], [before], [], [{"logOffset": 3}]):
+        assert ControlOffset.drained_in(apart) == 0
+
+
+def test_the_barrier_that_drains_says_so_in_the_offset_and_the_next_one_does_not(asked: Asked) -> None:
+    asked.file.offer(CheckpointId(1), CheckpointPurpose.DRAINED_SAVEPOINT)
+    assert asked.next_rows() == [(BARRIER, 1, 0, 0)]
+    assert ControlOffset.drained_in([asked.at]) == 1
+    asked.file.offer(CheckpointId(2), CheckpointPurpose.FINAL_SAVEPOINT)
+    asked.next_rows()
+    assert ControlOffset.drained_in([asked.at]) == 0
 
 
 def test_nothing_of_an_offset_goes_back() -> None:

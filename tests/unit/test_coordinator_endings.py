@@ -140,16 +140,17 @@ def test_the_job_has_ended_behind_its_last_checkpoint() -> None:
     assert rig.answers == ["final=COMPLETED"]
 
 
-def test_a_last_savepoint_ends_the_job_when_it_is_written() -> None:
+@pytest.mark.parametrize("purpose", [P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT])
+def test_a_last_savepoint_ends_the_job_when_it_is_written(purpose: P) -> None:
     """Behaviour 62."""
     rig = Rig()
     rig.threads.held = ("savepoint",)
-    rig.take(P.FINAL_SAVEPOINT, "/sp")
+    rig.take(purpose, "/sp")
     assert not rig.coordinator.final_confirmed.is_set()
     rig.threads.let("savepoint-1")
     rig.tick()
     assert rig.coordinator.final_confirmed.is_set()
-    assert rig.answers == ["final_savepoint=COMPLETED"]
+    assert rig.answers == [f"{purpose.value.lower()}=COMPLETED"]
 
 
 def test_a_last_checkpoint_that_fails_is_taken_again_and_the_gate_opens_for_it() -> None:

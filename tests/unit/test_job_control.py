@@ -24,6 +24,7 @@ from flinkish_spark.runtime.failures import QueryFailed
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
+from flinkish_spark.runtime.outside_requests import OutsideRequest, RequestFiles, RequestKind, StopMode
 from flinkish_spark.runtime.restarting import RestartPolicy
 from flinkish_spark.runtime.settings import Standby
 from flinkish_spark.runtime.spark_log import LoggedOffsets
@@ -193,6 +194,20 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
     here.outside.look()
     here.job_dir.refuse_rewind_order(order, "closed meanwhile")
     here.outside.raise_if_ordered()
+
+
+@pytest.mark.parametrize(
+    ("mode", "purpose"), [(StopMode.SUSPEND, P.FINAL_SAVEPOINT), (StopMode.DRAIN, P.DRAINED_SAVEPOINT)]
+)
+def test_how_a_job_is_to_stop_is_passed_on(tmp_path: Path, mode: StopMode, purpose: P) -> None:
+    here, asked = Here(tmp_path), list[Asked]()
+    here.outside = Outside(here.job_dir, here.clock, asked.append, lambda: None)
+    here.outside._inbox.took_over(OwnerEpoch(1))
+    kind, name = RequestKind.STOP_WITH_SAVEPOINT, "b" * 32
+    request = OutsideRequest(name, kind, OwnerEpoch(1), here.clock.wall_ms(), "/sp", mode)
+    RequestFiles(here.job_dir, name).create(request)
+    here.outside.look()
+    assert [(one.purpose, one.target) for one in asked] == [(purpose, "/sp")]
 
 
 def test_an_order_that_cannot_be_read_does_not_end_the_job(tmp_path: Path, caplog) -> None:

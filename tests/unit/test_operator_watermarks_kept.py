@@ -12,6 +12,7 @@ import pytest
 
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_facts import AssignerRules, BoundedOutOfOrderness
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
@@ -220,6 +221,70 @@ def test_a_new_log_begins_where_each_operator_stood(query: Query) -> None:
     query.run()
     assert query.seen == [59_999, 4_999]
     assert not query.is_wanted
+
+
+# -- draining --------------------------------------------------------------------------------------------
+
+
+def drain(query: Query, checkpoint: int) -> None:
+    """Do what the coordinator does when it stops a job with `--drain`."""
+    query.keeper.on_offer(CheckpointPurpose.DRAINED_SAVEPOINT)
+    query.control.offer(CheckpointId(checkpoint), CheckpointPurpose.DRAINED_SAVEPOINT)
+
+
+def drains(query: Query) -> bool:
+    """Whether event time comes to its end behind the records of the last micro-batch, for everybody."""
+    here = micro_batch_of(query.folder, query.next - 1)
+    found = {here.progress(uid).drained_to_ms == MAX_WATERMARK_MS for uid in [*OPERATORS, "any"]}
+    return found == {True}
+
+
+def test_the_micro_batch_that_drains_calls_whoever_has_a_timer(query: Query) -> None:
+    query.run(record("left", 60_000), record("right", 5_000), timer("left", 1, 90_000), timer("right", 4, 9))
+    query.run(timer("right", 4, 9_000))
+    assert not query.is_wanted and not drains(query)
+    drain(query, 1)
+    assert query.run(record("left", 70_000), timer("left", 1), timer("right", 4)) == {(0, 1), (1, 4)}
+    # Watermarks are what they were: the records of this micro-batch come before the end.
+    assert query.seen == [59_999, 4_999] and drains(query)
+    stored = query.keeper.behind(BatchId(2))
+    assert stored is not None and not stored.agenda.groups
+    assert not query.is_wanted
+
+
+def test_timers_that_came_while_the_stop_was_asked_for_are_called_too(query: Query) -> None:
+    query.run(record("left", 60_000), record("right", 5_000))
+    query.control.offer(CheckpointId(1))
+    query.keeper.on_offer(CheckpointPurpose.DRAINED_SAVEPOINT)
+    query.run(timer("left", 7, 90_000))
+    assert not drains(query)
+    drain(query, 2)
+    assert query.run(timer("left", 7)) == {(0, 7)}
+    assert drains(query)
+
+
+def test_where_a_scan_draws_the_barrier_later_its_micro_batch_drains_everybody(query: Query) -> None:
+    query.run(
+        record("left", 60_000), record("right", 5_000), timer("left", 1, 90_000), timer("right", 4, 95_000)
+    )
+    drain(query, 1)
+    query.run(timer("left", 1, 90_000), timer("right", 4, 95_000), lagging=0)
+    assert not drains(query)
+    assert query.run(timer("left", 1), timer("right", 4)) == {(0, 1), (1, 4)}
+    assert drains(query)
+
+
+def test_a_job_that_is_started_again_behind_its_drain_goes_on_where_time_stood(query: Query) -> None:
+    query.run(record("left", 60_000), record("right", 5_000), timer("left", 1, 90_000))
+    drain(query, 1)
+    query.run(timer("left", 1))
+    query.stored = query.keeper.behind(BatchId(1))
+    query.start()
+    query.run(record("left", 61_000), timer("left", 1, 99_000))
+    assert not drains(query) and query.seen == [59_999, 4_999]
+    query.control.offer(CheckpointId(2))
+    query.run()
+    assert not drains(query)
 
 
 def test_a_job_that_has_said_nothing_stores_nothing_about_its_operators(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_savepoints_and_last_checkpoints_go_before_users_and_users_before_the_ti
     """Behaviours 27, 28."""
     by_rank = {rank: {p for p in P if p.rank == rank} for rank in range(3)}
     assert by_rank == {
-        0: {P.SAVEPOINT, P.FINAL, P.FINAL_SAVEPOINT},
+        0: {P.SAVEPOINT, P.FINAL, P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT},
         1: {P.USER, P.FOLLOW_UP},
         2: {P.PERIODIC},
     }
@@ -40,8 +40,9 @@ def test_savepoints_and_last_checkpoints_go_before_users_and_users_before_the_ti
 
 
 def test_purposes_say_what_becomes_of_the_checkpoint() -> None:
-    assert {p for p in P if p.is_savepoint} == {P.SAVEPOINT, P.FINAL_SAVEPOINT}
-    assert {p for p in P if p.is_final} == {P.FINAL, P.FINAL_SAVEPOINT}
+    assert {p for p in P if p.is_savepoint} == {P.SAVEPOINT, P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT}
+    assert {p for p in P if p.is_final} == {P.FINAL, P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT}
+    assert {p for p in P if p.stops_with_savepoint} == {P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT}
 
 
 def test_within_a_rank_the_older_request_goes_first() -> None:

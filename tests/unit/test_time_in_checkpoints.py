@@ -10,6 +10,7 @@ from typing import Any
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 from flinkish_spark.protocol.seeding import Seed, SeedOrigin
@@ -40,6 +41,7 @@ class Told:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.times: dict[int, EventTime] = {}
+        self.purposes: list[CheckpointPurpose] = []
         #: What is on disk when a micro-batch is noted, and when it is stepped over.
         self.store: MemoryStore | None = None
 
@@ -53,6 +55,9 @@ class Told:
 
     def wake(self) -> None:
         self.calls.append("wake")
+
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        self.purposes.append(purpose)
 
     def behind(self, batch: BatchId) -> EventTime | None:
         self.calls.append(f"behind {batch}")
@@ -79,6 +84,24 @@ def test_a_decision_holds_where_time_stood_behind_its_last_micro_batch() -> None
     without = rig.job_dir.decision(CheckpointId(2))
     assert without is not None and without.times is None and "times" not in without.to_json()
     assert [call for call in told.calls if call != "wake"] == ["behind 1", "behind 2"]
+
+
+def test_the_keeper_hears_of_a_barrier_before_any_micro_batch_can_carry_it() -> None:
+    """Else a job would be drained without those who have timers and no records."""
+    told = Told()
+    rig = Rig(time=told)
+    seen: list[tuple[int, int]] = []
+    offer = rig.control.offer
+
+    def offered(checkpoint: CheckpointId, purpose: CheckpointPurpose) -> None:
+        seen.append((int(checkpoint), len(told.purposes)))
+        offer(checkpoint, purpose)
+
+    rig.control.offer = offered  # type: ignore[method-assign]
+    rig.take()
+    rig.take(CheckpointPurpose.DRAINED_SAVEPOINT, "/sp")
+    assert seen == [(1, 1), (2, 2)]
+    assert told.purposes[1] is CheckpointPurpose.DRAINED_SAVEPOINT
 
 
 def test_the_keeper_is_woken_with_every_tick() -> None:

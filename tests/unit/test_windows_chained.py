@@ -7,7 +7,7 @@ import pickle
 import pytest
 from pyspark import cloudpickle
 
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.group_run import Elements, GroupRun, Progress, TimerFailed
 from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.operators.window_operator import window_operator
@@ -41,6 +41,23 @@ def test_a_window_takes_the_results_of_another_in_the_same_micro_batch() -> None
     results = Elements(["all", "all"], emitted.rows, emitted.times_ms)
     emitted = second.run([results], ahead, [])
     assert (emitted.rows, emitted.times_ms, emitted.before) == ([("a", 3)], [9], 1)
+
+
+def test_a_job_that_is_drained_loses_none_of_its_last_records_and_fires_every_window() -> None:
+    """The records of the last micro-batch come before the end of event time, in the second window, too."""
+    first, second = (opened(WindowSpec(TumblingEventTimeWindows(10))) for _ in range(2))
+    last = Progress(MIN_WATERMARK_MS, 9, 0, drained_to_ms=MAX_WATERMARK_MS)
+    start = Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)
+    first.run([], start, [Elements(["a", "a"], [("a", 1), ("a", 2)], [1, 15])])
+    emitted = first.run([], last, [Elements(["a", "b"], [("a", 4), ("b", 8)], [12, 25])])
+    assert emitted.rows == [("a", 1), ("a", 6), ("b", 8)]
+    assert (emitted.times_ms, emitted.before) == ([9, 19, 29], 1)
+    before = Elements(["all"], emitted.rows[:1], emitted.times_ms[:1])
+    behind = Elements(["all", "all"], emitted.rows[1:], emitted.times_ms[1:])
+    emitted = second.run([before], last, [behind])
+    assert [row[1] for row in emitted.rows] == [1, 6, 8] and emitted.before == 1
+    assert not emitted.counts, "nothing was late"
+    assert not any(list(queue.due(MAX_WATERMARK_MS)) for queue in first.timers.queues.values())
 
 
 @pytest.mark.parametrize("combination", TABLE[::15], ids=str)
