@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from flinkish_spark.protocol.agenda import Agenda
+from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.savepoints import SavedChain
 from flinkish_spark.protocol.scans import Chain, Position
 from flinkish_spark.protocol.time_facts import TimerReport
+from flinkish_spark.protocol.watermark_valve import Valve
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.errors import BootstrapRefused
 
@@ -117,7 +119,8 @@ def times_without(times: EventTime | None, uid: str, operators: Collection[str])
         for place, timers in times.agenda.groups.items()
         if operator_of(place[0], operators) != uid
     }
-    return replace(times, agenda=Agenda(groups))
+    others = {name: one for name, one in times.operators.items() if name != uid}
+    return replace(times, agenda=Agenda(groups), operators=others)
 
 
 def times_with_uid(
@@ -134,21 +137,29 @@ def times_with_uid(
     """
     if times is None:
         return None
-    groups = {}
-    for (name, group), timers in times.agenda.groups.items():
+
+    def instance_now(name: str) -> str:
         uid = operator_of(name, operators)
         chain = name.removeprefix(f"{uid}.") if name != uid else ""
         now = new if uid == old else uid
-        groups[(f"{now}.{names.get(chain, chain)}" if chain else now), group] = timers
-    renamed = {uid: _renamed(uid, names) for uid in times.assigners}
-    valve = replace(
-        times.valve, channels={renamed.get(uid, uid): one for uid, one in times.valve.channels.items()}
-    )
+        return f"{now}.{names.get(chain, chain)}" if chain else now
+
+    def operator_now(one: OperatorTime) -> OperatorTime:
+        return replace(
+            one,
+            inputs=frozenset(_renamed(uid, names) for uid in one.inputs),
+            instances=frozenset(map(instance_now, one.instances)),
+            valve=_valve_renamed(one.valve, names),
+        )
+
     return replace(
         times,
-        agenda=Agenda(groups),
-        assigners={renamed[uid]: one for uid, one in times.assigners.items()},
-        valve=valve,
+        agenda=Agenda(
+            {(instance_now(name), group): timers for (name, group), timers in times.agenda.groups.items()}
+        ),
+        assigners={_renamed(uid, names): one for uid, one in times.assigners.items()},
+        valve=_valve_renamed(times.valve, names),
+        operators={(new if uid == old else uid): operator_now(one) for uid, one in times.operators.items()},
     )
 
 
@@ -186,6 +197,10 @@ def operator_of(name: str, operators: Collection[str]) -> str:
     """
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)
+
+
+def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
+    return replace(valve, channels={_renamed(uid, names): one for uid, one in valve.channels.items()})
 
 
 def _renamed(assigner: str, names: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.table_codec import timer_layout
 from flinkish_spark.protocol.agenda import Agenda, NextTimers
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.restoring import (
     JobShape,
     OperatorShape,
@@ -34,6 +35,7 @@ from flinkish_spark.protocol.restoring import (
 )
 from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, StateFile
 from flinkish_spark.protocol.scans import Chain
+from flinkish_spark.protocol.watermark_valve import Valve
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import arrow_schema
@@ -573,6 +575,24 @@ def test_timers_follow_their_operator() -> None:
         "numbers",
     }
     assert times_without(None, "totals", uids) is None
+
+
+def test_where_an_operator_stood_follows_it_too() -> None:
+    """Else the operator under its new uid would be a new one, for which no record is late."""
+    valve = Valve[str](watermark_ms=50).with_channels(["orders.counts"])
+    operators = {
+        "totals": OperatorTime(frozenset({"orders.x"}), frozenset({"totals"}), carried_ms=7),
+        "counts": OperatorTime(frozenset({"orders.counts", "raw"}), frozenset({"counts"}), valve),
+    }
+    times = EventTime(operators=operators)
+    left = times_without(times, "totals", list(operators))
+    assert left is not None and left.operators == {"counts": operators["counts"]}
+    renamed = times_with_uid(times, "counts", "numbers", list(operators), {"counts": "numbers"})
+    assert renamed is not None and renamed.operators.keys() == {"totals", "numbers"}
+    numbers = renamed.operators["numbers"]
+    assert (numbers.inputs, numbers.instances) == ({"orders.numbers", "raw"}, {"numbers"})
+    assert numbers.valve.channels.keys() == {"orders.numbers"} and numbers.watermark_ms == 50
+    assert renamed.operators["totals"] == operators["totals"]
 
 
 def test_timers_of_a_new_operator_are_known_to_the_job() -> None:
