@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
-from flinkish_spark.errors import InputLostError, OwnedElsewhereError
+from flinkish_spark.errors import ConfigError, InputLostError, OwnedElsewhereError
+from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -208,6 +209,12 @@ def test_how_a_job_is_to_stop_is_passed_on(tmp_path: Path, mode: StopMode, purpo
     RequestFiles(here.job_dir, name).create(request)
     here.outside.look()
     assert [(one.purpose, one.target) for one in asked] == [(purpose, "/sp")]
+
+
+def test_how_a_job_is_to_stop_is_said_by_its_name() -> None:
+    client = JobClient.__new__(JobClient)
+    with pytest.raises(ConfigError, match="mode='DRAIN' says nothing"):
+        client.stop_with_savepoint("/sp", "DRAIN")  # type: ignore[arg-type]
 
 
 def test_an_order_that_cannot_be_read_does_not_end_the_job(tmp_path: Path, caplog) -> None:
