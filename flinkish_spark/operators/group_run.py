@@ -1,8 +1,8 @@
 """One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
 
-A micro-batch has one watermark for an operator, which is known before it runs. An element is *before* it or *behind* it:
-records of a source are behind (the watermark is what earlier micro-batches have shown), and what an
-operator emits while timers of that watermark fire is before. So an operator behind a window sees the
+A micro-batch has one watermark for an operator, which is known before it runs. An element is *before* it or
+*behind* it: records of a source are behind (the watermark is what earlier micro-batches have shown), and what
+an operator emits while timers of that watermark fire is before. So an operator behind a window sees the
 window's result on time, as it does where watermarks flow between elements.
 
     processing-time timers  ->  elements before  ->  watermark, event-time timers  ->  elements behind
