@@ -62,7 +62,11 @@ class ProcessContext(Protocol):
         """
 
     def current_watermark(self) -> int:
-        """Return the micro-batch's watermark; `MIN_WATERMARK_MS` before the first."""
+        """Return the least watermark of the job's operators; `MIN_WATERMARK_MS` before the first.
+
+        A function without state is no operator of the plan and has none of its own. It is never further
+        than that of an operator behind it.
+        """
 
     def current_processing_time(self) -> int:
         """Return the micro-batch's processing time: the same if it is run again."""

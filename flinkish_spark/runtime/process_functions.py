@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.elements import OutputTag
-from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.runtime.columns import TIME
-from flinkish_spark.runtime.micro_batch_time import micro_batch_of_task
+from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_functions import ExpandRows
 
 
@@ -59,17 +58,17 @@ class _Context:
         return None if self._times_ms is None else self._times_ms[self._at]
 
     def current_watermark(self) -> int:
-        """Return the micro-batch's watermark."""
-        return self._progress.watermark_ms
+        """Return the least watermark of the job's operators."""
+        return self._micro_batch.watermarks.least_ms
 
     def current_processing_time(self) -> int:
         """Return the micro-batch's processing time."""
-        return self._progress.processing_time_ms
+        return self._micro_batch.processing_time_ms
 
     @cached_property
-    def _progress(self) -> Progress:
+    def _micro_batch(self) -> MicroBatch:
         # Read only if somebody asks, once for each batch of rows.
-        return micro_batch_of_task().progress
+        return micro_batch_of_task()
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
