@@ -204,6 +204,8 @@ class BatchTimes:
         The watermark of the control offset that it carried: what operators have seen.
     carried_above
         Of operators that saw a greater one than that, by uid.
+    drained
+        The checkpoint for which event time was brought to its end behind the records; 0 for none.
     """
 
     processing_time_ms: int
@@ -212,10 +214,12 @@ class BatchTimes:
     timers: tuple[TimerReport, ...] = ()
     carried_ms: int = MIN_WATERMARK_MS
     carried_above: Mapping[str, int] = field(default_factory=dict)
+    drained: int = 0
 
     def __post_init__(self) -> None:
         checked_watermark("carried_ms", self.carried_ms)
         checked_processing_time("processing_time_ms", self.processing_time_ms)
+        checked_whole("drained", self.drained, least=0)
         once_each("the input of assigner", (one.assigner for one in self.inputs))
         Watermarks(self.carried_ms, self.carried_above)
 
@@ -239,6 +243,8 @@ class BatchTimes:
             stored["carried_ms"] = self.carried_ms
         if self.carried_above:
             stored["carried_above"] = dict(sorted(self.carried_above.items()))
+        if self.drained:
+            stored["drained"] = self.drained
         if self.reports:
             stored["reports"] = [[r.assigner, r.channel, r.time_ms] for r in self.reports]
         if self.inputs:
@@ -266,6 +272,7 @@ class BatchTimes:
             tuple(TimerReport(*one) for one in rows_of(stored, "timers", 4)),
             stored.get("carried_ms", MIN_WATERMARK_MS),
             object_of(stored.get("carried_above", {}), "carried_above"),
+            stored.get("drained", 0),
         )
 
 

@@ -185,6 +185,8 @@ class Recovery:
         return R.OrderFact(order.order_id, order.target, refusal)
 
     def _why_dead(self, staged: StagedBatch) -> str:
+        if staged.times is not None and staged.times.drained:
+            return f"it was drained for checkpoint {staged.times.drained}, behind which the job did not stop"
         for sink, committables in _by_sink(staged.committables).items():
             if sink not in self._committers:
                 return f"the job has no sink '{sink}' any more"

@@ -186,6 +186,7 @@ class TimeKeeper:
             (*timers, *self._plan.silent(called, timers)),
             logged.control.time.watermark_ms,
             logged.control.time.above,
+            ControlOffset.drained_in(logged.sources) if self._is_draining else 0,
         )
         return replace(staged, acks=without_reports(staged.acks), times=times)
 

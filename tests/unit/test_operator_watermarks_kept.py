@@ -247,6 +247,7 @@ def test_the_micro_batch_that_drains_calls_whoever_has_a_timer(query: Query) -> 
     assert query.run(record("left", 70_000), timer("left", 1), timer("right", 4)) == {(0, 1), (1, 4)}
     # Watermarks are what they were: the records of this micro-batch come before the end.
     assert query.seen == [59_999, 4_999] and drains(query)
+    assert [0 if one.times is None else one.times.drained for one in query.staged] == [0, 0, 1]
     stored = query.keeper.behind(BatchId(2))
     assert stored is not None and not stored.agenda.groups
     assert not query.is_wanted

@@ -266,6 +266,9 @@ def test_facts_of_a_micro_batch_look_like_this() -> None:
     further = replace(facts, carried_above={"tops": 9, "sums": -4})
     assert stored(further)["carried_above"] == {"sums": -4, "tops": 9}
     assert BatchTimes.from_json(stored(further)) == further
+    drained = replace(facts, drained=4)
+    assert stored(drained) == {**stored(facts), "drained": 4}
+    assert BatchTimes.from_json(stored(drained)) == drained
     assert stored(BatchTimes(7)) == {"processing_time_ms": 7}
 
 
@@ -375,6 +378,7 @@ def test_nothing_may_be_missing(name) -> None:
         {"processing_time_ms": 7, "timers": [["sums", 0, "1", None]]},
         {"processing_time_ms": 7, "timers": "none"},
         {"processing_time_ms": 7, "carried_ms": None},
+        {"processing_time_ms": 7, "drained": True},
         {"processing_time_ms": 7, "carried_above": []},
         {"processing_time_ms": 7, "carried_ms": 5, "carried_above": {"sums": 5}},
         {"processing_time_ms": 7, "carried_above": {"sums": "6"}},

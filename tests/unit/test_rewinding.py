@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.lineage import RewindKind, Tables
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
+from flinkish_spark.protocol.time_facts import BatchTimes
 from flinkish_spark.runtime.confirmation import Confirmation
 from flinkish_spark.runtime.ownership import Ownership, take_over
 from flinkish_spark.runtime.pins import SparkPins
@@ -189,6 +191,21 @@ def test_a_rewind_to_the_newest_drops_only_what_is_undecided(tmp_path):
     assert job.sink.calls == [("abort", 1)]
     assert len(job.job_dir.live_commits()) == 4
     assert job.job_dir.staged_batches(Lineage(0)) == {}
+
+
+def test_a_job_that_was_drained_and_did_not_stop_goes_back_in_front_of_that(tmp_path):
+    """Windows that fired before their time must not be committed by a job that goes on."""
+    job = Job(tmp_path)
+    job.folder.run(8)
+    job.job_dir.write_staged(replace(job.staged(8), times=BatchTimes(7, drained=5)))
+    start, kept = job.recovery().run()
+    assert (start.next_batch, kept, job.sink.calls) == (BatchId(8), [], [("abort", 1)])
+    assert job.batches("offsets")[-1] == 7 and job.job_dir.lineage() == Lineage(1)
+    other = Job(tmp_path / "other")
+    other.folder.run(8)
+    other.job_dir.write_staged(replace(other.staged(8), times=BatchTimes(7)))
+    start, kept = other.recovery().run()
+    assert (start.next_batch, [one.batch for one in kept]) == (BatchId(9), [BatchId(8)])
 
 
 def test_a_checkpoint_whose_files_spark_has_purged_is_restored_from_its_pin(tmp_path):
