@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.operators.columnar_state import ColumnarState
+from flinkish_spark.operators.due_table import DueTable
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
@@ -135,6 +136,8 @@ class GroupLayout:
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
     dropped: frozenset[str] = frozenset()
+    #: States whose entries are due some time, by a clock; see :class:`DueTable`.
+    due: Mapping[str, TimeDomain] = field(default_factory=dict)
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -148,6 +151,7 @@ class GroupLayout:
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
             frozenset(states.dropped),
+            dict(states.due),
         )
 
     @property
@@ -263,6 +267,10 @@ class GroupState:
         """Return a value state of the keys of a batch, as columns."""
         return ColumnarState(self._tables[STATE + state], index, now_ms)
 
+    def due_table(self, state: str) -> DueTable:
+        """Return a state per key and window whose entries are due some time, as columns."""
+        return DueTable(self._tables[STATE + state])
+
     def hashes_of(self, state: str) -> Array:
         """Return the hashes of all keys that may have an entry of a state."""
         layers = self._tables[STATE + state].layers
@@ -274,9 +282,13 @@ class GroupState:
         return any(table.is_changed for table in self._tables.values())
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the first timer of a clock is due; None if there is none."""
+        """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
         times = self._living_timers(domain)[0]
-        return int(times.min()) if len(times) else None
+        found = [int(times.min())] if len(times) else []
+        for name, clock in self._layout.due.items():
+            if clock is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
+                found.append(due_ms)
+        return min(found, default=None)
 
     def timer_count(self) -> int:
         """Return the number of timers."""
