@@ -32,6 +32,8 @@ _DUE = "_fs_due_ms"
 #: Behind the aggregate, on the way: how many elements a part has, and the last time of a session's.
 ELEMENTS, LAST_MS = "_fs_elements", "_fs_last_ms"
 
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+#: The years 1 to 9999.
 _EPOCH_YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 
 
@@ -227,12 +229,14 @@ class _GroupWindows:
             for at, kind in enumerate(kinds)
         ]
         self._index = KeyIndex.of(np.concatenate(hashes), keys)
-        ends = np.cumsum([len(one) for one in hashes])[:-1]
-        numbers = iter(np.split(self._index.of_row, ends))
-        self._stored_key = next(numbers)
-        self._before, self._behind = (
-            None if one is None else (one, self._arrivals(one, next(numbers))) for one in (before, behind)
-        )
+        at = len(stored)
+        self._stored_key = self._index.of_row[:at]
+        came: list[tuple[Came, Arrivals] | None] = []
+        for one in (before, behind):
+            own = self._index.of_row[at : at + (0 if one is None else len(one.hashes))]
+            came.append(None if one is None else (one, self._arrivals(one, own)))
+            at += len(own)
+        self._before, self._behind = came
         self._pool = self._opened()
         self._outcome = Outcome()
 
@@ -293,9 +297,8 @@ class _GroupWindows:
         self._living_count = len(living)
         start_ms, end_ms = stored.bounds
         columns = (key, start_ms, end_ms, stored.due_ms)
-        taken = pa.array(living)
-        values = tuple(column.take(taken) for column in stored.values)
-        return Pool(*(column[living] for column in columns), living, values)
+        pool = Pool(*columns, np.arange(len(stored)), tuple(stored.values))
+        return pool.take(living)
 
     def _arrivals(self, came: Came, key: Array) -> Arrivals:
         kinds = self._table.layout.values[1:]
@@ -340,5 +343,6 @@ def _timestamps(times_ms: Array) -> pa.Array:
     """Return times as timestamps; null where a datetime cannot hold them."""
     least, greatest = _EPOCH_YEARS_MS
     outside = (times_ms < least) | (times_ms > greatest)
-    micros = np.where(outside, 0, times_ms) * 1000
-    return pa.array(micros, mask=outside if outside.any() else None).cast(pa.timestamp("us", tz="UTC"))
+    if not outside.any():
+        return pa.array(times_ms * 1000).view(_TIMESTAMP)
+    return pa.array(np.where(outside, 0, times_ms) * 1000, mask=outside).view(_TIMESTAMP)

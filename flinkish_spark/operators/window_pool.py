@@ -52,6 +52,8 @@ class Pool:
 
     def take(self, places: Array) -> Pool:
         """Return some of the windows."""
+        if is_all(places, len(self)):
+            return self
         numbers = (self.key, self.start_ms, self.end_ms, self.due_ms, self.origin)
         taken = pa.array(places)
         return Pool(*(column[places] for column in numbers), tuple(one.take(taken) for one in self.values))
@@ -178,19 +180,24 @@ class WindowRules:
         self, pool: Pool, came: Arrivals, places: Array, groups: Array, first: Array
     ) -> tuple[pa.Array, ...]:
         """Return the aggregates of windows, from those that are open and the parts at some places."""
-        taken = pa.array(places)
-        new = [
-            column if len(places) == len(came.key) and self._is_whole(places) else column.take(taken)
-            for column in came.values
-        ]
+        if is_all(places, len(came.key)):
+            new = list(came.values)
+        else:
+            taken = pa.array(places)
+            new = [column.take(taken) for column in came.values]
+        if not len(pool):
+            return tuple(self._aggregates(new, groups, first))
         both = [pa.concat_arrays([old, one]) for old, one in zip(pool.values, new, strict=True)]
-        rows = pa.RecordBatch.from_arrays(both, names=self.aggregation.names)
-        return tuple(self.aggregation.fold_partials(rows, groups, first))
+        return tuple(self._aggregates(both, groups, first))
 
-    @staticmethod
-    def _is_whole(places: Array) -> bool:
-        return bool((places == np.arange(len(places))).all())
+    def _aggregates(self, columns: Sequence[pa.Array], groups: Array, first: Array) -> list[pa.Array]:
+        rows = pa.RecordBatch.from_arrays(list(columns), names=self.aggregation.names)
+        return self.aggregation.fold_partials(rows, groups, first)
 
+
+def is_all(places: Array, count: int) -> bool:
+    """Return whether places are all there are, in their order."""
+    return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
 def last_of(end_ms: Array) -> Array:

@@ -28,6 +28,7 @@ class WindowRunner:
         fold.open(states)
         self.layout = GroupLayout.of(states, shape.key_types)
         self.counts: dict[str, int] = {}
+        self._schemas = shape.block_schemas
         #: The side output of late elements, if somebody reads it.
         names = [] if fold.late_output is None else [fold.late_output.name]
         self._late = [1 + at for at, name in enumerate(shape.side_names) if name in names]
@@ -61,7 +62,7 @@ class WindowRunner:
         return _united(parts)
 
     def _written(self, side: int, first: int, batches: Sequence[pa.RecordBatch]) -> Iterator[OutRows]:
-        schema = self._shape.block_schemas[side]
+        schema = self._schemas[side]
         for batch in batches:
             columns = batch.columns if self._shape.with_times else batch.columns[1:]
             own = pa.RecordBatch.from_arrays(columns, names=schema.names)
