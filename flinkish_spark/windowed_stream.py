@@ -134,9 +134,7 @@ class WindowedStream:
         """
         return self._apply(ProcessWindow(process), uid, output, max_parallelism)
 
-    def fold(
-        self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None
-    ) -> DataStream:
+    def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
         """Fold fields of a window's elements over columns, many times as fast as element by element.
 
         Emits the key's columns, the folds, and `window_start, window_end` (TIMESTAMP), at the time of the

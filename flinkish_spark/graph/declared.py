@@ -76,7 +76,9 @@ def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
     declared = output_schema(tag.output, uid)
     kinds = [[field.dataType.simpleString() for field in one] for one in (declared, schema)]
     if kinds[0] != kinds[1]:
-        shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (declared, schema)]
+        shown = [
+            ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (declared, schema)
+        ]
         raise SchemaError(
             f"the late elements of '{uid}' are ({shown[1]}), and OutputTag '{tag.name}' declares ({shown[0]})",
             what_to_do="give the tag the fields of the stream",

@@ -183,10 +183,14 @@ class SessionWindows(ColumnWindows):
         breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] - ordered_ms[:-1] > self.gap_ms)
         begins = _begins(breaks, len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
-        of_row = np.empty(len(order), dtype=np.int64)
-        of_row[order] = np.repeat(np.arange(len(begins)), lasts + 1 - begins)
         first = np.minimum.reduceat(order, begins) if len(order) else begins
-        return Parts(of_row, first, ordered_ms[begins], ordered_ms[lasts])
+        # Parts come in the order of their first elements: the first of a session is the one that came first.
+        by_coming = np.argsort(first)
+        number = np.empty(len(begins), dtype=np.int64)
+        number[by_coming] = np.arange(len(begins))
+        of_row = np.empty(len(order), dtype=np.int64)
+        of_row[order] = np.repeat(number, lasts + 1 - begins)
+        return Parts(of_row, first[by_coming], ordered_ms[begins[by_coming]], ordered_ms[lasts[by_coming]])
 
     def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
         """Return the windows that parts begin with."""
@@ -216,7 +220,9 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     assigner, clock = spec.assigner, spec.assigner.clock
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
-        raise _refused(uid, f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away")
+        raise _refused(
+            uid, f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
+        )
     if spec.trigger is not None and type(spec.trigger) is not default:
         raise _refused(
             uid,

@@ -206,7 +206,9 @@ class WindowFold:
         """
         clock, now_ms = self.rules.windows.clock, progress.processing_time_ms
         table, limit_ms = group.due_table(FOLDED), progress.limits_ms[clock]
-        came = [None if rows is None else self.reader.read(rows, self.rules, now_ms) for rows in (before, behind)]
+        came = [
+            None if rows is None else self.reader.read(rows, self.rules, now_ms) for rows in (before, behind)
+        ]
         hashes = [one.hashes for one in came if one is not None]
         stored = table.select(np.concatenate(hashes or [np.empty(0, dtype=np.int64)]), limit_ms)
         if not len(stored) and not hashes:
@@ -274,7 +276,9 @@ class _GroupWindows:
     def _late(self, came: Came, rows: Rows, is_late: Array) -> pa.RecordBatch | None:
         if self._fold.late_output is None:
             counts = self._outcome.counts
-            counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + int(came.elements[is_late].sum())
+            counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + int(
+                came.elements[is_late].sum()
+            )
             return None
         assert came.of_row is not None
         places = pa.array(np.flatnonzero(is_late[came.of_row]))

@@ -56,7 +56,9 @@ class WindowRunner:
                 continue
             places = shape.places(rows, is_before=is_before)
             if len(places):
-                parts.append(_rows(rows if len(places) == rows.num_rows else rows.take(pa.array(places)), shape))
+                parts.append(
+                    _rows(rows if len(places) == rows.num_rows else rows.take(pa.array(places)), shape)
+                )
         if len(parts) < 2:
             return parts[0] if parts else None
         return _united(parts)
@@ -84,10 +86,10 @@ def _rows(rows: pa.RecordBatch, shape: InputShape) -> Rows:
 
 def _united(parts: Sequence[Rows]) -> Rows:
     """Return the rows of several ways, one behind the other."""
-    times = [
-        pa.nulls(len(one.hashes), pa.int64()) if one.times_ms is None else one.times_ms for one in parts
-    ]
+    times = [pa.nulls(len(one.hashes), pa.int64()) if one.times_ms is None else one.times_ms for one in parts]
     hashes = pa.concat_arrays([pa.array(one.hashes) for one in parts]).to_numpy()
-    keys = tuple(pa.concat_arrays(list(columns)) for columns in zip(*(one.keys for one in parts), strict=True))
+    keys = tuple(
+        pa.concat_arrays(list(columns)) for columns in zip(*(one.keys for one in parts), strict=True)
+    )
     fields = pa.concat_batches([one.fields for one in parts])
     return Rows(hashes, keys, pa.concat_arrays(times), fields)

@@ -122,7 +122,9 @@ class FoldHarness:
         blocks = self._blocks(behind, before)
         for group in sorted(blocks.keys() | set(self._due(progress))):
             state = GroupState(self._runner.layout, self._values.get(group), self.bases)
-            rows = in_order(blocks[group], arrow_schema(self.sent.transport.schema)) if group in blocks else None
+            rows = (
+                in_order(blocks[group], arrow_schema(self.sent.transport.schema)) if group in blocks else None
+            )
             for out in self._runner.process([rows], state, progress):
                 self._collect(out)
             for name, count in self._runner.counts.items():

@@ -74,7 +74,10 @@ class Elementwise:
             Same(), "total LONG, rows LONG, least LONG, greatest LONG", WithKeyAndWindow()
         )
         self.harness = OperatorHarness(
-            window_operator(spec, computation, INPUT), key=lambda e: e[0], key_type="STRING", max_parallelism=2
+            window_operator(spec, computation, INPUT),
+            key=lambda e: e[0],
+            key_type="STRING",
+            max_parallelism=2,
         )
         self._is_session = is_session
         self._by_event_time = spec.assigner.clock is TimeDomain.EVENT_TIME
@@ -162,9 +165,13 @@ def test_folds_are_those_of_the_elementwise_operator(kind, lateness_ms, policy) 
             step = 1_000 + now_ms, elements(rng, now_ms), watermark_ms, elements(rng, now_ms)
             for one in (model, folding):
                 one.step(*step)
-                one.rows = sorted(((*row[:-2], *(at.timestamp() for at in row[-2:]), ms) for row, ms in one.rows), key=repr)
+                one.rows = sorted(
+                    ((*row[:-2], *(at.timestamp() for at in row[-2:]), ms) for row, ms in one.rows), key=repr
+                )
             assert folding.rows == model.rows, f"{seed} {number}"
-            assert sorted(folding.late, key=repr) == sorted(map(tuple, model.late), key=repr), f"{seed} {number}"
+            assert sorted(folding.late, key=repr) == sorted(map(tuple, model.late), key=repr), (
+                f"{seed} {number}"
+            )
             assert folding.dropped == model.dropped, f"{seed} {number}"
             model.rows, folding.rows = [], []
         for one in (model, folding):
