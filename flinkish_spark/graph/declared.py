@@ -72,15 +72,13 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
-    """Raise SchemaError unless the elements of a stream, with these fields, can go out by a tag as they are."""
-    declared = output_schema(tag.output, uid)
-    kinds = [[field.dataType.simpleString() for field in one] for one in (declared, schema)]
+    """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
+    both = (schema, output_schema(tag.output, uid))
+    kinds = [[field.dataType.simpleString() for field in one] for one in both]
     if kinds[0] != kinds[1]:
-        shown = [
-            ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (declared, schema)
-        ]
+        shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in both]
         raise SchemaError(
-            f"the late elements of '{uid}' are ({shown[1]}), and OutputTag '{tag.name}' declares ({shown[0]})",
+            f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
             what_to_do="give the tag the fields of the stream",
             uid=uid,
         )

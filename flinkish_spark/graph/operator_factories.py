@@ -122,7 +122,7 @@ class FoldingColumns:
 
 @dataclass(frozen=True)
 class FoldingWindows:
-    """Folds of windows over columns, most of it in front of the shuffle; once per key, window and micro-batch.
+    """Folds of windows over columns, most of it before the shuffle; once per key, window and micro-batch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Windows of many elements at once, as columns of numbers: which, what of them is combined early, what merges.
+"""Windows of many elements at once, as columns: which they are, what is combined early, what merges.
 
 Elements are first divided into parts: those of a key that share all their windows (a slice of a sliding
 window, a tumbling window) or whose windows touch (a part of a session). A part travels and is folded as one.

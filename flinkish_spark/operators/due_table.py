@@ -1,4 +1,4 @@
-"""Entries per key and window that are due at a time, as columns: read for the keys at hand, and written again.
+"""Entries per key and window that are due some time, as columns: read for the keys at hand, and written.
 
 The first column of such a state's value says when something has to be done about an entry. So there are no
 timers beside it: what is due is found in that column, of all keys at once.

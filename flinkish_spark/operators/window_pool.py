@@ -54,9 +54,15 @@ class Pool:
         """Return some of the windows."""
         if is_all(places, len(self)):
             return self
-        numbers = (self.key, self.start_ms, self.end_ms, self.due_ms, self.origin)
         taken = pa.array(places)
-        return Pool(*(column[places] for column in numbers), tuple(one.take(taken) for one in self.values))
+        return Pool(
+            self.key[places],
+            self.start_ms[places],
+            self.end_ms[places],
+            self.due_ms[places],
+            self.origin[places],
+            tuple(column.take(taken) for column in self.values),
+        )
 
 
 class Arrivals(NamedTuple):

@@ -58,10 +58,9 @@ class Combiner:
 
 @dataclass(frozen=True)
 class WindowCombiner:
-    """Combines rows on their way into an operator that folds windows: a row per key and slice, or per key and
-    part of a session; travels in the plan.
+    """Combines rows on their way into an operator that folds windows; travels in the plan.
 
-    Rows on two sides of the watermark are not combined: only those behind it may be late.
+    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the watermark are not combined: only those behind it may be late.
 
     Parameters
     ----------
@@ -77,7 +76,7 @@ class WindowCombiner:
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that are kept, the partial aggregates, how many elements they have, the last time.
+        """Return the columns that are kept, partial aggregates, how many elements they have, the last time.
 
         Raises
         ------

@@ -18,8 +18,8 @@ from flinkish_spark.runtime.row_blocks import BEHIND, as_schema
 class WindowRunner:
     """Runs a :class:`~flinkish_spark.operators.vectorized_windows.WindowFold`; it has one entry.
 
-    A :class:`~flinkish_spark.runtime.group_runners.GroupRunner`. `counts` is what was counted in the last call,
-    by name.
+    A :class:`~flinkish_spark.runtime.group_runners.GroupRunner`. `counts` is what was counted in the last
+    call, by name.
     """
 
     def __init__(self, fold: WindowFold, uid: str, max_parallelism: int, shape: RowShape) -> None:

@@ -1,4 +1,4 @@
-"""Runs folds of windows over columns step by step, without Spark: as a job does, with the combiner in front."""
+"""Runs folds of windows over columns step by step, without Spark: with the combiner, as in a job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class FoldHarness:
     >>> from flinkish_spark.aggregates import AggregateColumn, Fold
     >>> from flinkish_spark.windows import TumblingEventTimeWindows, WindowSpec
     >>> total = AggregateColumn("total", Fold.SUM, "amount")
-    >>> run = FoldHarness(WindowSpec(TumblingEventTimeWindows(10)), [total], "user STRING, amount LONG", "user")
+    >>> spec = WindowSpec(TumblingEventTimeWindows(10))
+    >>> run = FoldHarness(spec, [total], "user STRING, amount LONG", key="user")
     >>> run.push_all([(("ann", 1), 3), (("ann", 2), 9)])
     >>> run.watermark(9)
     >>> [(user, total) for user, total, *_ in run.take().rows]
@@ -186,7 +187,7 @@ class FoldHarness:
         return found
 
     def rows(self, elements: Sequence[Timed], first: int) -> pa.RecordBatch:
-        """Return elements as they come to a packer, behind their route; `first` is the first one's sequence."""
+        """Return elements as they come to a packer, behind their route, with sequences from `first` on."""
         hashes = [stable_hash(value[self._key]) for value, _ in elements]
         columns: list[Sequence[Any]] = [
             [hashed % self._groups for hashed in hashes],

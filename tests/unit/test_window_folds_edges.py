@@ -192,7 +192,7 @@ def test_what_the_watermark_fires_is_before_it_and_what_comes_late_is_behind() -
         values[0] = state.dump(0, TINY)
         return [(one.first, one.rows.column("total").to_pylist()) for one in out]
 
-    # Behind the watermark 9 the element at 3 fires; before it the one at 4 is on time, and goes with the window.
+    # The element at 4 is before the watermark 9 and goes with the window; the one at 3 fires it again.
     assert process([("a", 1, 3)], [("a", 2, 4)], -100, 9) == [(0, [2]), (BEHIND, [3])]
     # The former watermark is 9: what is before the new one, and late by that, fires before it.
     assert process([], [("a", 4, 5), ("a", 8, 15)], 9, 19) == [(0, [7]), (1, [8])]
