@@ -60,7 +60,8 @@ class Combiner:
 class WindowCombiner:
     """Combines rows on their way into an operator that folds windows; travels in the plan.
 
-    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the watermark are not combined: only those behind it may be late.
+    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the
+    watermark are not combined: they are late by another one.
 
     Parameters
     ----------
