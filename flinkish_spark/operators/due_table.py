@@ -12,14 +12,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.table_codec import ALIVE, HASH, SlotForm, TableLayout, places_with
+from flinkish_spark.operators.table_codec import ALIVE, HASH, NAME, SlotForm, TableLayout, places_with
 
 DUE = "value_0"
+#: Name of the first field of such a state's value, by the clock; it is stored, so a reader knows it too.
+DUE_FIELDS = {
+    TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
+    TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
+}
 FROM, TO = SlotForm.KEY_AND_WINDOW.value
 _NONE: Array = np.empty(0, dtype=np.int64)
+
+
+def due_clock(layout: TableLayout) -> TimeDomain | None:
+    """Return the clock by which the entries of a state are due; None where they are not."""
+    return next((clock for clock, name in DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None)
+
+
+def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
+    """Return when the first entry of a stored state without a base is due; None if none is, by that clock."""
+    if DUE not in table.schema.names:
+        return None
+    metadata = table.schema.field(DUE).metadata or {}
+    if metadata.get(NAME.encode()) != DUE_FIELDS[clock].encode():
+        return None
+    found: int | None = pc.min(table.column(DUE)).as_py()
+    return found
 
 
 @dataclass(frozen=True)

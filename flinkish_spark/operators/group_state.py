@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.operators.columnar_state import ColumnarState
-from flinkish_spark.operators.due_table import DueTable
+from flinkish_spark.operators.due_table import DueTable, due_clock
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
@@ -136,8 +136,6 @@ class GroupLayout:
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
     dropped: frozenset[str] = frozenset()
-    #: States whose entries are due some time, by a clock; see :class:`DueTable`.
-    due: Mapping[str, TimeDomain] = field(default_factory=dict)
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -151,7 +149,6 @@ class GroupLayout:
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
             frozenset(states.dropped),
-            dict(states.due),
         )
 
     @property
@@ -285,8 +282,8 @@ class GroupState:
         """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
         times = self._living_timers(domain)[0]
         found = [int(times.min())] if len(times) else []
-        for name, clock in self._layout.due.items():
-            if clock is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
+        for name, table in self._layout.states.items():
+            if due_clock(table) is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
                 found.append(due_ms)
         return min(found, default=None)
 

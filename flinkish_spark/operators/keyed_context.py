@@ -44,8 +44,6 @@ class KeyedStates:
         self.descriptors: dict[str, StateDescriptor] = {}
         #: Whose slots have a namespace: states of windows.
         self.namespaced: set[str] = set()
-        #: Whose entries are due some time, which their first value says, and by which clock.
-        self.due: dict[str, TimeDomain] = {}
         #: States that were stored once and are given up.
         self.dropped: set[str] = set()
         self.tables: dict[str, StateTable] = {}
@@ -90,10 +88,6 @@ class KeyedStates:
     def per_namespace(self, name: str) -> None:
         """Keep a state per key and namespace; said by operators with windows, when they are opened."""
         self.namespaced.add(name)
-
-    def due_by(self, name: str, clock: TimeDomain) -> None:
-        """Say that the first value of a state's entries is a time at which the operator must be called."""
-        self.due[name] = clock
 
     def through(self, scope: KeyScope) -> KeyedStates:
         """Return these states as they are seen with another key or namespace being the current one.

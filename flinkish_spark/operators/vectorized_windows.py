@@ -14,21 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.operators.column_windows import Parts
-from flinkish_spark.operators.due_table import DueTable, Stored
+from flinkish_spark.operators.due_table import DUE_FIELDS, DueTable, Stored
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
-from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.window_pool import CHANGED, Arrivals, Pool, WindowRules
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows.assigners import NoEventTime
 
 FOLDED = "window/folded"
-#: In front of the aggregate, in the state.
-_DUE = "_fs_due_ms"
 #: Behind the aggregate, on the way: how many elements a part has, and the last time of a session's.
 ELEMENTS, LAST_MS = "_fs_elements", "_fs_last_ms"
 
@@ -191,8 +188,7 @@ class WindowFold:
     def open(self, states: KeyedStates) -> None:
         """Declare the state."""
         states.per_namespace(FOLDED)
-        states.due_by(FOLDED, self.rules.windows.clock)
-        states.get_state(ValueStateDescriptor(FOLDED, _state_type(self.rules.aggregation)))
+        states.get_state(ValueStateDescriptor(FOLDED, _state_type(self.rules)))
 
     def run(self, before: Rows | None, behind: Rows | None, group: GroupState, progress: Progress) -> Outcome:
         """Work through the rows of a key group; its state is changed behind it.
@@ -330,11 +326,12 @@ class _GroupWindows:
         self._table.write(self._stored, self._stored_key, kept, rows, changed.key)
 
 
-def _state_type(aggregation: ColumnAggregation) -> str:
+def _state_type(rules: WindowRules) -> str:
     """Return what is kept of a window, as DDL: when it is due, and its aggregate."""
+    aggregation = rules.aggregation
     one = len(aggregation.names) == 1
     own = f"{aggregation.names[0]} {aggregation.state_type()}" if one else aggregation.state_type()
-    return f"{_DUE} LONG, {own}"
+    return f"{DUE_FIELDS[rules.windows.clock]} LONG, {own}"
 
 
 def _timed(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
