@@ -23,6 +23,7 @@ from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order
+from flinkish_spark.savepoints.group_writers import next_timers
 from flinkish_spark.testing import fold_harness
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.windowed_stream import WindowedStream
@@ -175,6 +176,17 @@ def test_processing_time_windows_fire_without_elements() -> None:
         run.processing_time(now_ms)
     output = run.take()
     assert (len(output.rows), output.times_ms) == (2, [9, 14])
+
+
+def test_a_writer_of_savepoints_knows_when_windows_are_due() -> None:
+    run = folding(TumblingEventTimeWindows(10))
+    push(run, ("a", 1, 3), ("a", 1, 25))
+    (value,) = run.snapshot().values.values()
+    assert next_timers(value) == (9, None)
+    run = folding(TumblingProcessingTimeWindows(10))
+    push(run, ("a", 1, 3))
+    (value,) = run.snapshot().values.values()
+    assert next_timers(value) == (None, 9)
 
 
 # -- where it comes out ---------------------------------------------------------------------------------
