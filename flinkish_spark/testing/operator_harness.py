@@ -203,9 +203,13 @@ class OperatorHarness:
 
     def group_of(self, key: Any) -> int:
         """Return a key's group; the harness has a hash of its own."""
-        return stable_hash(key) % self._groups
+        return self._hash(key) % self._groups
 
     # -- parts ----------------------------------------------------------------------------------
+    @staticmethod
+    def _hash(key: Any) -> int:
+        return zlib.crc32(repr(key).encode())
+
     def _progress(self, watermark_ms: int) -> Progress:
         return Progress(self._watermark_ms, watermark_ms, self._time_ms)
 
@@ -215,7 +219,7 @@ class OperatorHarness:
 
     def _step(self, group: int, behind: Sequence[Elements], progress: Progress) -> None:
         state = GroupState(self._layout, self._values.get(group), self.bases)
-        hash_of = {key: stable_hash(key) for elements in behind for key in elements.keys}
+        hash_of = {key: self._hash(key) for elements in behind for key in elements.keys}
         self._load(state, hash_of, progress)
         self._collect(self._run.run([], progress, behind))
         if state.store(self._run):
@@ -232,8 +236,3 @@ class OperatorHarness:
             self._output.side.setdefault(name, []).extend(row for row, _ in rows)
         for name, count in emitted.counts.items():
             self._output.counts[name] = self._output.counts.get(name, 0) + count
-
-
-def stable_hash(key: Any) -> int:
-    """Return the hash of a key in a harness; a job has another one."""
-    return zlib.crc32(repr(key).encode())
