@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,11 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from flinkish_spark.aggregates import AggregateColumn, Fold
+from flinkish_spark.graph.keyed_input import folding_windows
+from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import Progress
+from flinkish_spark.operators.group_state import BasePolicy, GroupState
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime import keyed_operator
 from flinkish_spark.runtime.ddl import parse_ddl
@@ -24,9 +28,12 @@ from flinkish_spark.runtime.row_blocks import (
     BlockPacker,
     BlockUnpacker,
     arrow_schema,
+    in_order,
 )
+from flinkish_spark.runtime.window_runner import WindowRunner
 from flinkish_spark.testing.fold_harness import FoldHarness
-from flinkish_spark.windows import TumblingEventTimeWindows, WindowSpec
+from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.windows import TumblingEventTimeWindows, TumblingProcessingTimeWindows, WindowSpec
 from tests.unit.test_keyed_operator import State, control
 from tests.windows_support import INPUT
 
@@ -105,3 +112,46 @@ def test_late_elements_go_to_their_side_output_if_it_is_read(monkeypatch, is_rea
     rows, _ = called.run(50, ("a", 1, 3), ("a", 2, 55), ("b", None, 50))
     found = [(row["s0"], row["s1"], row[C.TIME]) for row in rows if row.get(C.SIDE)]
     assert sorted(found) == ([("a", 1, 3)] if is_read else [])
+
+
+def without_times(spec, ways):
+    """A runner over a stream without event times, with several ways in, and the combiner of each."""
+    whole = FoldHarness(spec, [TOTAL], INPUT, "k", max_parallelism=1).transport
+    fields = [field for field in whole.schema if field.name != C.TIME]
+    transport = replace(whole, schema=T.StructType(fields))
+    sent = folding_windows(FoldingWindows(spec, (TOTAL,)), "sums", parse_ddl(INPUT), ["k"], transport)
+    came = InputShape(
+        arrow_schema(sent.transport.schema),
+        sent.folded.fields,
+        sent.transport.field_names,
+        sent.transport.key_names,
+    )
+    shape = RowShape((came,) * ways, transport.key_types, (sent.folded.output,))
+    runner = WindowRunner(sent.folded.operator, "sums", 1, shape)
+    return runner, BlockPacker(came.schema, combine=sent.folded.combiner)
+
+
+def test_processing_time_windows_need_no_event_times_and_take_several_ways_in() -> None:
+    spec = WindowSpec(TumblingProcessingTimeWindows(10))
+    rows = FoldHarness(spec, [TOTAL], INPUT, "k", max_parallelism=1)
+    runner, packer = without_times(spec, ways=3)
+
+    def way(*elements):
+        given = rows.rows([(element, None) for element in elements], 0).drop_columns([C.TIME])
+        (packed,) = packer(iter([given]))
+        return in_order(packed.column(C.BLOCK).to_pylist(), packer.schema)
+
+    value = None
+    steps = (3, [way(("a", 1), ("b", 2)), None, way(("a", 4))]), (8, [None, way(("b", 8)), None])
+    for now_ms, inputs in steps:
+        state = GroupState(runner.layout, value, MemoryBases())
+        progress = Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, now_ms)
+        assert list(runner.process(inputs, state, progress)) == []
+        value = state.dump(0, BasePolicy())
+    state = GroupState(runner.layout, value, MemoryBases())
+    (out,) = runner.process([None] * 3, state, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 9))
+    assert out.first == 0
+    assert sorted(zip(*(out.rows.column(name).to_pylist() for name in ("k", "total")), strict=True)) == [
+        ("a", 5),
+        ("b", 10),
+    ]
