@@ -99,6 +99,29 @@ class Fired(NamedTuple):
     fired: Pool
 
 
+class _Together(NamedTuple):
+    """Windows that are open or of parts, as they are one.
+
+    Parameters
+    ----------
+    is_in
+        Whether each of them is in one that is not over.
+    of_row
+        For those that are, in which.
+    first
+        Least place in each; shape (windows,), as the rest.
+    is_touched
+        Whether a part has come to it.
+    """
+
+    is_in: Array
+    of_row: Array
+    first: Array
+    start_ms: Array
+    end_ms: Array
+    is_touched: Array
+
+
 @dataclass(frozen=True)
 class WindowRules:
     """Windows, how long they wait for late elements, and what is computed; travels in the plan.
@@ -136,37 +159,16 @@ class WindowRules:
         # Processing time is looked at before anything comes: nothing is late, and nothing fires here.
         now_ms = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS
         assigned = self.windows.assign(came.first_ms, came.last_ms)
-        open_count = len(pool)
         key = np.concatenate([pool.key, came.key[assigned.of_part]])
         start_ms = np.concatenate([pool.start_ms, assigned.start_ms])
         end_ms = np.concatenate([pool.end_ms, assigned.end_ms])
-        order, begins, starts, ends = self.windows.together(key, start_ms, end_ms)
-        sizes = np.diff(np.append(begins, len(order)))
-        # Windows that were there stand in front, so the least place says whether there was one.
-        first = np.minimum.reduceat(order, begins) if len(order) else begins
-        stays = (first < open_count) | (self.over_ms(ends) > now_ms)
-        of_window = np.empty(len(order), dtype=np.int64)
-        of_window[order] = np.repeat(np.cumsum(stays) - 1, sizes)
-        is_in = np.empty(len(order), dtype=bool)
-        is_in[order] = np.repeat(stays, sizes)
-        taken = np.bincount(assigned.of_part[is_in[open_count:]], minlength=len(came.key))
-        is_late = (taken == 0) & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
-        places = assigned.of_part if is_in.all() else assigned.of_part[is_in[open_count:]]
-        values = self._folded(pool, came, places, of_window[is_in], np.cumsum(is_in)[first[stays]] - 1)
-        first, starts, ends = first[stays], starts[stays], ends[stays]
-        is_touched = (first >= open_count) | (sizes[stays] > 1)
-        new_due = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
-        stored = np.where(is_touched, 0, first)
-        has_any = len(pool) > 0
-        after = Pool(
-            key[first],
-            starts,
-            ends,
-            np.where(is_touched, new_due, pool.due_ms[stored]) if has_any else new_due,
-            np.where(is_touched, CHANGED, pool.origin[stored]) if has_any else np.full(len(first), CHANGED),
-            values,
-        )
-        return Added(after, np.flatnonzero(is_touched & (last_of(ends) <= now_ms)), is_late)
+        together = self._together(len(pool), key, start_ms, end_ms, now_ms)
+        parts = assigned.of_part[together.is_in[len(pool) :]]
+        is_lost = np.bincount(parts, minlength=len(came.key)) == 0
+        is_late = is_lost & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
+        after = self._after(pool, key, together, self._folded(pool, came, parts, together), now_ms)
+        fires = together.is_touched & (last_of(after.end_ms) <= now_ms)
+        return Added(after, np.flatnonzero(fires), is_late)
 
     def fire(self, pool: Pool, limit_ms: int) -> Fired:
         """Fire windows that end up to a time of their clock, and give up those that are over then."""
@@ -182,23 +184,45 @@ class WindowRules:
         origin = np.where(waits, CHANGED, left.origin)
         return Fired(Pool(left.key, left.start_ms, left.end_ms, due_ms, origin, left.values), fired)
 
-    def _folded(
-        self, pool: Pool, came: Arrivals, places: Array, groups: Array, first: Array
-    ) -> tuple[pa.Array, ...]:
-        """Return the aggregates of windows, from those that are open and the parts at some places."""
-        if is_all(places, len(came.key)):
-            new = list(came.values)
-        else:
-            taken = pa.array(places)
-            new = [column.take(taken) for column in came.values]
-        if not len(pool):
-            return tuple(self._aggregates(new, groups, first))
-        both = [pa.concat_arrays([old, one]) for old, one in zip(pool.values, new, strict=True)]
-        return tuple(self._aggregates(both, groups, first))
+    # -- parts of adding ----------------------------------------------------------------------------
+    def _together(
+        self, open_count: int, key: Array, start_ms: Array, end_ms: Array, now_ms: int
+    ) -> _Together:
+        """Return which windows are one: those that are open stand in front of those of parts."""
+        order, begins, starts, ends = self.windows.together(key, start_ms, end_ms)
+        sizes = np.diff(np.append(begins, len(order)))
+        first = np.minimum.reduceat(order, begins) if len(order) else begins
+        # The least place says whether one of them was open; then it is not over.
+        stays = (first < open_count) | (self.over_ms(ends) > now_ms)
+        of_row = np.empty(len(order), dtype=np.int64)
+        of_row[order] = np.repeat(np.cumsum(stays) - 1, sizes)
+        is_in = np.empty(len(order), dtype=bool)
+        is_in[order] = np.repeat(stays, sizes)
+        is_touched = (first >= open_count) | (sizes > 1)
+        return _Together(is_in, of_row[is_in], first[stays], starts[stays], ends[stays], is_touched[stays])
 
-    def _aggregates(self, columns: Sequence[pa.Array], groups: Array, first: Array) -> list[pa.Array]:
-        rows = pa.RecordBatch.from_arrays(list(columns), names=self.aggregation.names)
-        return self.aggregation.fold_partials(rows, groups, first)
+    def _after(
+        self, pool: Pool, key: Array, together: _Together, values: tuple[pa.Array, ...], now_ms: int
+    ) -> Pool:
+        """Return the windows that are open then; those that nothing came to are as they were."""
+        is_touched, first, ends = together.is_touched, together.first, together.end_ms
+        due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
+        origin = np.full(len(first), CHANGED)
+        same = np.flatnonzero(~is_touched)
+        due_ms[same], origin[same] = pool.due_ms[first[same]], pool.origin[first[same]]
+        return Pool(key[first], together.start_ms, ends, due_ms, origin, values)
+
+    def _folded(self, pool: Pool, came: Arrivals, parts: Array, together: _Together) -> tuple[pa.Array, ...]:
+        """Return the aggregates of windows, from those that are open and some parts."""
+        first = np.cumsum(together.is_in)[together.first] - 1
+        new = list(came.values)
+        if not is_all(parts, len(came.key)):
+            taken = pa.array(parts)
+            new = [column.take(taken) for column in new]
+        if len(pool):
+            new = [pa.concat_arrays(both) for both in zip(pool.values, new, strict=True)]
+        rows = pa.RecordBatch.from_arrays(new, names=self.aggregation.names)
+        return tuple(self.aggregation.fold_partials(rows, together.of_row, first))
 
 
 def is_all(places: Array, count: int) -> bool:
