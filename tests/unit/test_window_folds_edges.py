@@ -26,6 +26,7 @@ from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order
 from flinkish_spark.savepoints.group_writers import next_timers
 from flinkish_spark.testing import fold_harness
 from flinkish_spark.testing.fold_harness import FoldHarness
+from flinkish_spark.testing.operator_harness import Snapshot
 from flinkish_spark.windowed_stream import WindowedStream
 from flinkish_spark.windows import (
     CountEvictor,
@@ -187,6 +188,25 @@ def test_a_writer_of_savepoints_knows_when_windows_are_due() -> None:
     push(run, ("a", 1, 3))
     (value,) = run.snapshot().values.values()
     assert next_timers(value) == (None, 9)
+
+
+def test_open_windows_go_on_from_a_savepoint_which_knows_no_bases() -> None:
+    run = folding(TumblingEventTimeWindows(10), policy=TINY)
+    for time_ms in (3, 14, 25):
+        push(run, ("a", 1, time_ms), ("b", 2, time_ms + 1))
+    run.watermark(9)
+    run.take()
+    whole = {
+        group: GroupState(run._runner.layout, value, run.bases).dump_whole()
+        for group, value in run.snapshot().values.items()
+    }
+    again = folding(TumblingEventTimeWindows(10), restore=Snapshot(whole, 9, 0))
+    assert again.entries(FOLDED) == run.entries(FOLDED)
+    push(again, ("a", 4, 12))
+    again.watermark(29)
+    found = sorted((row[0], row[1], row[3]) for row in again.take().rows)
+    assert found == [("a", 1, ms(20)), ("a", 5, ms(10)), ("b", 2, ms(10)), ("b", 2, ms(20))]
+    assert again.entries(FOLDED) == {}
 
 
 # -- where it comes out ---------------------------------------------------------------------------------
