@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from flinkish_spark import AggregateColumn, Fold, JobStatus, MemorySink, OutputTag, WatermarkStrategy
+from flinkish_spark.protocol.restoring import UnpositionedSources
+from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
+from tests.savepoint_support import started, stop, stop_with
 from tests.spark.test_event_time import ReadOnce
 from tests.support import await_that, environment, rows
 
@@ -31,9 +34,11 @@ def feed(folder: Path, name: str, *records: tuple[str, int, int]) -> None:
     (folder / f".{name}").rename(folder / f"{name}.json")
 
 
-def users(spark: Any, tmp_path: Path, *, is_bounded: bool) -> tuple[Any, Any]:
-    env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
-    files = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+def users(
+    spark: Any, tmp_path: Path, *, is_bounded: bool, job: str = "job", folder: str = "in"
+) -> tuple[Any, Any]:
+    env = environment(spark, tmp_path / job, trigger_interval_ms=50)
+    files = spark.readStream.schema(SCHEMA).json(str(tmp_path / folder))
     source = (
         env.from_source(ReadOnce(files), uid="files")
         if is_bounded
@@ -119,3 +124,30 @@ def test_windows_by_processing_time_fire_without_records(spark: Any, tmp_path: P
     client.stop_with_checkpoint()
     client.wait()
     assert [tuple(row)[:2] for row in sink.rows()] == [("ann", 3)]
+
+
+def test_open_windows_go_on_from_a_savepoint_with_more_partitions(spark: Any, tmp_path: Path) -> None:
+    names = [f"u{number}" for number in range(40)]
+    feed(tmp_path / "in", "0", *((name, 1, 1_000) for name in names), ("ann", 2, 12_000))
+    sink = MemorySink(f"{tmp_path}/rows")
+
+    def job(name: str, folder: str) -> Any:
+        env, keyed = users(spark, tmp_path, is_bounded=False, job=name, folder=folder)
+        keyed.window(EventTimeSessionWindows(5_000)).fold(*COLUMNS, uid="totals").sink_to(sink, uid="out")
+        return env
+
+    with started(job("job", "in")) as client:
+        await_that(lambda: rows(client, "out") == len(names), client)
+        stop_with(client, tmp_path / "savepoint")
+    assert found(sink) == sorted((name, 1, 1, 1.0, 6.0) for name in names)
+    sink.clear()
+
+    # Ann's session is open in the savepoint; what comes now merges with it, and ben brings the watermark.
+    feed(tmp_path / "rest", "1", ("ann", 4, 15_000), ("ben", 1, 30_000))
+    restore = RestoreSettings(
+        str(tmp_path / "savepoint"), unpositioned=UnpositionedSources.BEGIN_WHERE_THEY_ARE
+    )
+    with started(job("more", "rest"), restore, partitions=5) as client:
+        await_that(lambda: rows(client, "out") == 1, client)
+        stop(client)
+    assert found(sink) == [("ann", 6, 2, 12.0, 20.0)]
