@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.aggregates import AggregateColumn, Fold
+from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.graph.operator_factories import Windows
+from flinkish_spark.graph.operator_factories import FoldingWindows, Windows
+from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.windows.evictors import Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
@@ -130,6 +133,53 @@ class WindowedStream:
             As of :meth:`KeyedStream.process`.
         """
         return self._apply(ProcessWindow(process), uid, output, max_parallelism)
+
+    def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
+        """Fold fields of a window's elements over columns, many times as fast as element by element.
+
+        Emits the key's columns, the folds, and `window_start, window_end` (TIMESTAMP), at the time of the
+        window's last instant. There is one row when the window ends, and one more for each micro-batch with
+        late elements that are in time for it. For tumbling and sliding windows and for sessions with a fixed
+        gap, with their own trigger and no evictor.
+
+        Parameters
+        ----------
+        columns
+            For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
+            fields, do not come out.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            There is no column, or something else among them; or these windows cannot be folded.
+        """
+        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
+            raise ConfigError(
+                f"fold() of '{uid}' got {columns!r}",
+                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
+            )
+        column_windows(self._spec, uid)
+        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
+
+    def sum(self, field: str, *, uid: str) -> DataStream:
+        """Emit the sum of a field under the field's name; see :meth:`fold`.
+
+        Parameters
+        ----------
+        field
+            Nulls are left out; a sum that leaves the field's type stops the job.
+        """
+        return self.fold(AggregateColumn(field, Fold.SUM, field), uid=uid)
+
+    def min(self, field: str, *, uid: str) -> DataStream:
+        """Emit the least of a field under the field's name; see :meth:`fold`."""
+        return self.fold(AggregateColumn(field, Fold.MIN, field), uid=uid)
+
+    def max(self, field: str, *, uid: str) -> DataStream:
+        """Emit the greatest of a field under the field's name; see :meth:`fold`."""
+        return self.fold(AggregateColumn(field, Fold.MAX, field), uid=uid)
 
     def _apply(
         self,

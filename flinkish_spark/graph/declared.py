@@ -9,6 +9,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode
+from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 
@@ -67,6 +68,19 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
         raise SchemaError(
             f"{what} unites a stream of ({shown[0]}) with one of ({shown[1]})",
             what_to_do="give them the same fields in the same order, for example with transform()",
+        )
+
+
+def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
+    """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
+    both = (schema, output_schema(tag.output, uid))
+    kinds = [[field.dataType.simpleString() for field in one] for one in both]
+    if kinds[0] != kinds[1]:
+        shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in both]
+        raise SchemaError(
+            f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
+            what_to_do="give the tag the fields of the stream",
+            uid=uid,
         )
 
 

@@ -9,16 +9,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.declared import check_field_names, check_late_output, output_schema
 from flinkish_spark.graph.key_selectors import refuse_unfit_key
-from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
+from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode
-from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
+from flinkish_spark.operators.vectorized_aggregates import MergePartials
+from flinkish_spark.operators.vectorized_windows import ELEMENTS, LAST_MS, WindowFold
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.combining import Combiner
+from flinkish_spark.runtime.combining import Combiner, WindowCombiner
 from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.runtime.keyed_operator import Origins
-from flinkish_spark.state import StateTtl
+from flinkish_spark.windows.functions import WINDOW_BOUNDS
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,24 @@ class Transport:
 
 @dataclass(frozen=True)
 class Folded:
-    """An aggregate that is computed in part before the shuffle."""
+    """An operator over columns that is made when the fields of its input are known.
 
-    aggregation: ColumnAggregation
-    combiner: Combiner
-    ttl: StateTtl | None
+    Parameters
+    ----------
+    operator
+        What runs.
+    fields
+        Columns that it gets, under their names there; the transport has others.
+    output
+        Fields of its main output.
+    combiner
+        Computes a part of it before the shuffle; None where rows travel as they are.
+    """
+
+    operator: MergePartials | WindowFold
+    fields: tuple[str, ...]
+    output: T.StructType
+    combiner: Combiner | WindowCombiner | None = None
 
 
 @dataclass(frozen=True)
@@ -101,23 +117,90 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
     """
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in given.keys]
     transport = _transport(node, given, keys)
-    if not isinstance(node.function, FoldingColumns):
-        return Sent(transport, transport)
+    if isinstance(node.function, FoldingColumns):
+        return _folding(node.function, given, transport)
+    if isinstance(node.function, FoldingWindows):
+        return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
+    return Sent(transport, transport)
+
+
+def _folding(function: FoldingColumns, given: KeyedInput, transport: Transport) -> Sent:
     names = tuple(key for key in given.keys if isinstance(key, str))
-    aggregation = node.function.aggregation(given.schema, names)
+    aggregation = function.aggregation(given.schema, names)
+    output = fields_of(aggregation)
+    kept = _kept(transport)
+    fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
+    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
+    operator = MergePartials(aggregation, function.ttl)
+    partials = tuple(output)
+    return _combined(transport, kept, partials, Folded(operator, tuple(output.names), output, combiner))
+
+
+def folding_windows(
+    function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
+) -> Sent:
+    """Return what travels into folds of windows: parts of them, or the rows where late ones go elsewhere.
+
+    Parameters
+    ----------
+    schema, keys
+        Of the records; a key that is a field is its name.
+    transport
+        Of whole records.
+
+    Raises
+    ------
+    GraphError
+        The windows go by event time, and the records have none.
+    ConfigError, SchemaError
+        There is no such field, or its type has no such fold; or what comes out has a name twice; or late
+        elements do not fit their side output.
+    """
+    if function.needs_event_time and C.TIME not in transport.schema.names:
+        raise GraphError(
+            f"operator '{uid}' goes by event time, and its stream has no timestamps",
+            why="each stream that it reads needs them",
+            what_to_do="call assign_timestamps_and_watermarks() before key_by()",
+            uid=uid,
+        )
+    rules = function.rules(schema, uid)
+    operator = function.operator(rules, schema, keys)
+    folds = tuple(fields_of(rules.aggregation))
+    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in operator.key_places]
+    output = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
+    check_field_names(output, f"the output of '{uid}'")
+    if function.spec.late_output is not None:
+        check_late_output(function.spec.late_output, schema, uid)
+        return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
+    extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
+    kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
+    combiner = WindowCombiner(rules, _names(kept), transport.key_names, fields)
+    names = tuple(field.name for field in (*folds, *extra))
+    return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
+
+
+def _kept(transport: Transport) -> list[T.StructField]:
+    """Return the columns of which a first row's stand for all that are combined: control columns, the key."""
     control = [f for f in transport.schema if f.name.startswith(C.PREFIX)]
     own = {f.name: f for f in transport.schema}
-    own_keys = [own[name] for name in dict.fromkeys(transport.key_names)]
-    partials = [T.StructField(f"p{at}", f.dataType) for at, f in enumerate(fields_of(aggregation))]
-    kept = (C.ROUTE, *(f.name for f in (*control, *own_keys)))
-    fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
+    return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
+
+
+def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
+    return (C.ROUTE, *(field.name for field in kept))
+
+
+def _combined(
+    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
+) -> Sent:
+    """Return what travels in place of the rows: what is kept of them, and partial aggregates."""
+    columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
         transport,
-        schema=T.StructType([*control, *own_keys, *partials]),
-        field_names=tuple(f.name for f in partials),
+        schema=T.StructType([*kept, *columns]),
+        field_names=tuple(field.name for field in columns),
     )
-    combiner = Combiner(aggregation, kept, transport.key_names, fields)
-    return Sent(transport, travels, Folded(aggregation, combiner, node.function.ttl))
+    return Sent(transport, travels, folded)
 
 
 def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Transport:

@@ -18,12 +18,11 @@ from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
 from flinkish_spark.graph.keyed_routes import KeyedRoutes
 from flinkish_spark.graph.latency_markers import SourceMarkers
-from flinkish_spark.graph.operator_factories import FoldingColumns, fields_of
+from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing
@@ -141,7 +140,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
 
 
 def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
-    fields = given.schema.names if sent.folded is None else sent.folded.aggregation.names
+    fields = given.schema.names if sent.folded is None else sent.folded.fields
     return InputShape(
         schema=arrow_schema(sent.transport.schema),
         fields=tuple(fields),
@@ -192,7 +191,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
         return node.output
     if isinstance(node.function, Joining):
         return node.function.output(*schemas)
-    return schemas[0] if folded is None else fields_of(folded.aggregation)
+    return schemas[0] if folded is None else folded.output
 
 
 def _operator(
@@ -200,8 +199,8 @@ def _operator(
 ) -> StatefulOperator:
     function = node.function
     if folded is not None:
-        return MergePartials(folded.aggregation, folded.ttl)
-    assert not isinstance(function, FoldingColumns)
+        return folded.operator
+    assert not isinstance(function, FoldingColumns | FoldingWindows)
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,12 +10,15 @@ from pyspark.sql import types as T
 
 from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, Fold
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.value_folds import element_reduce
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, Columns, element_aggregation
+from flinkish_spark.operators.vectorized_windows import Partials, WholeElements, WindowFold
 from flinkish_spark.operators.window_operator import window_operator
+from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
@@ -115,6 +118,49 @@ class FoldingColumns:
             return element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
         return Columns([*own, *self.columns], ddl_of(schema))
+
+
+@dataclass(frozen=True)
+class FoldingWindows:
+    """Folds of windows over columns, most of it before the shuffle; once per key, window and micro-batch.
+
+    Parameters
+    ----------
+    spec
+        Which windows.
+    columns
+        Folds of fields.
+    """
+
+    spec: WindowSpec
+    columns: tuple[AggregateColumn, ...]
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether windows go by event time."""
+        return self.spec.assigner.clock is TimeDomain.EVENT_TIME
+
+    def rules(self, schema: T.StructType, uid: str) -> WindowRules:
+        """Return what is computed.
+
+        Raises
+        ------
+        ConfigError
+            There is no such field, or its type has no such fold; or these windows cannot be folded.
+        """
+        aggregation = Columns(self.columns, ddl_of(schema))
+        return WindowRules(column_windows(self.spec, uid), self.spec.allowed_lateness_ms, aggregation)
+
+    def operator(self, rules: WindowRules, schema: T.StructType, keys: Sequence[object]) -> WindowFold:
+        """Return the operator; keys that are fields come out in front of the folds."""
+        late_output = self.spec.late_output
+        reader = Partials() if late_output is None else WholeElements()
+        return WindowFold(rules, own_keys(schema, keys), reader, late_output)
+
+
+def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+    """Return which parts of a key are fields."""
+    return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
 
 def fields_of(aggregation: ColumnAggregation) -> T.StructType:

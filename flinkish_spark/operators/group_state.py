@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.operators.columnar_state import ColumnarState
+from flinkish_spark.operators.due_table import DueTable, due_clock
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
@@ -263,6 +264,10 @@ class GroupState:
         """Return a value state of the keys of a batch, as columns."""
         return ColumnarState(self._tables[STATE + state], index, now_ms)
 
+    def due_table(self, state: str) -> DueTable:
+        """Return a state per key and window whose entries are due some time, as columns."""
+        return DueTable(self._tables[STATE + state])
+
     def hashes_of(self, state: str) -> Array:
         """Return the hashes of all keys that may have an entry of a state."""
         layers = self._tables[STATE + state].layers
@@ -274,9 +279,13 @@ class GroupState:
         return any(table.is_changed for table in self._tables.values())
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the first timer of a clock is due; None if there is none."""
+        """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
         times = self._living_timers(domain)[0]
-        return int(times.min()) if len(times) else None
+        found = [int(times.min())] if len(times) else []
+        for name, table in self._layout.states.items():
+            if due_clock(table) is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
+                found.append(due_ms)
+        return min(found, default=None)
 
     def timer_count(self) -> int:
         """Return the number of timers."""

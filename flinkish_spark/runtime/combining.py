@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, combine
+from flinkish_spark.operators.vectorized_windows import folded_parts
+from flinkish_spark.operators.window_pool import WindowRules
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.row_blocks import BEHIND
+from flinkish_spark.windows.assigners import NoEventTime
 
 
 @dataclass(frozen=True)
@@ -46,3 +54,58 @@ class Combiner:
         return pa.RecordBatch.from_arrays(
             [*first.columns, *found.partials.columns], names=[*self.kept, *partials]
         )
+
+
+@dataclass(frozen=True)
+class WindowCombiner:
+    """Combines rows on their way into an operator that folds windows; travels in the plan.
+
+    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the
+    watermark are not combined: they are late by another one.
+
+    Parameters
+    ----------
+    rules
+        Windows, and what is computed.
+    kept, keys, fields
+        See :class:`Combiner`.
+    """
+
+    rules: WindowRules
+    kept: tuple[str, ...]
+    keys: tuple[str, ...]
+    fields: tuple[tuple[str, str], ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns that are kept, partial aggregates, how many elements they have, the last time.
+
+        Raises
+        ------
+        AggregateOverflow
+            A sum leaves its type.
+        NoEventTime
+            A row has none, and windows go by it.
+        """
+        own = [rows.column(column) for column, _ in self.fields]
+        batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
+        keys = [rows.column(name) for name in self.keys]
+        is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
+        if is_before.any() and not is_before.all():
+            keys.append(pa.array(is_before))
+        parts, partials = folded_parts(self.rules, batch, keys, self._times(rows))
+        first = rows.select(list(self.kept)).take(pa.array(parts.first))
+        if self.rules.is_by_event_time:
+            first = first.set_column(self.kept.index(C.TIME), C.TIME, pa.array(parts.first_ms))
+        counts = np.bincount(parts.of_row, minlength=len(parts.first))
+        columns = [*partials, pa.array(counts), pa.array(parts.last_ms)]
+        names = [*self.kept, *(f"p{at}" for at in range(len(columns)))]
+        return pa.RecordBatch.from_arrays([*first.columns, *columns], names=names)
+
+    def _times(self, rows: pa.RecordBatch) -> Array:
+        """Return the time by which each row is assigned; by processing time the operator knows it."""
+        if self.rules.windows.clock is TimeDomain.PROCESSING_TIME:
+            return np.zeros(rows.num_rows, dtype=np.int64)
+        if C.TIME not in rows.schema.names or rows.column(C.TIME).null_count:
+            raise NoEventTime
+        times: Array = rows.column(C.TIME).to_numpy()
+        return times

@@ -32,6 +32,7 @@ from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import TableCodecError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.operators.vectorized_windows import WindowFold
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
@@ -54,10 +55,13 @@ from flinkish_spark.runtime.list_state_runner import Checkpointed, ListStateRunn
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
+from flinkish_spark.runtime.window_runner import WindowRunner
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 R = TypeVar("R")
-StatefulOperator = KeyedStreamOperator | VectorizedProcessFunction | UnkeyedBroadcast | Checkpointed
+StatefulOperator = (
+    KeyedStreamOperator | VectorizedProcessFunction | WindowFold | UnkeyedBroadcast | Checkpointed
+)
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
@@ -353,6 +357,8 @@ def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:
     operator, settings = spec.operator, (spec.uid, spec.max_parallelism, spec.shape)
     if isinstance(operator, VectorizedProcessFunction):
         return BatchRunner(operator, *settings)
+    if isinstance(operator, WindowFold):
+        return WindowRunner(operator, *settings)
     if isinstance(operator, UnkeyedBroadcast):
         return UnkeyedBroadcastRunner(operator, *settings)
     if isinstance(operator, Checkpointed):

@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.due_table import next_due_of
 from flinkish_spark.operators.elements import TimeDomain
-from flinkish_spark.operators.group_state import TIMERS
+from flinkish_spark.operators.group_state import STATE, TIMERS
 from flinkish_spark.operators.stored_groups import describe_group, kind_of, stored_tables
 from flinkish_spark.operators.table_codec import TIME
 from flinkish_spark.protocol.savepoints import StateFile, state_path
@@ -189,10 +190,19 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
 
 
 def next_timers(value: bytes) -> tuple[int | None, int | None]:
-    """Return when the next timers of a whole value are due, by event time and by processing time."""
+    """Return when the next timers and windows of a whole value are due, by event and by processing time."""
     tables = stored_tables(value)
     event_ms, processing_ms = (
-        None if name not in tables else pc.min(tables[name].column(TIME)).as_py()
-        for name in (TIMERS + TimeDomain.EVENT_TIME.value, TIMERS + TimeDomain.PROCESSING_TIME.value)
+        min((due_ms for due_ms in _due_of(tables, clock) if due_ms is not None), default=None)
+        for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)
     )
     return event_ms, processing_ms
+
+
+def _due_of(tables: Mapping[str, pa.RecordBatch], clock: TimeDomain) -> Iterator[int | None]:
+    timers = tables.get(TIMERS + clock.value)
+    if timers is not None:
+        yield pc.min(timers.column(TIME)).as_py()
+    for name, table in tables.items():
+        if name.startswith(STATE):
+            yield next_due_of(table, clock)

@@ -106,6 +106,11 @@ class _Tumbling(_Timed):
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, size_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
 
+    @property
+    def periods_ms(self) -> tuple[int, int, int]:
+        """Size, slide and offset."""
+        return self._size_ms, self._size_ms, self._offset_ms
+
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
     ) -> Sequence[TimeWindow]:
@@ -122,6 +127,11 @@ class _Sliding(_Timed):
         self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, slide_ms)
         self._made: dict[int, Sequence[TimeWindow]] = {}
+
+    @property
+    def periods_ms(self) -> tuple[int, int, int]:
+        """Size, slide and offset."""
+        return self._size_ms, self._slide_ms, self._offset_ms
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
@@ -140,6 +150,11 @@ class _Sliding(_Timed):
 class _Session(_Timed, MergingWindowAssigner):
     def __init__(self, gap_ms: int) -> None:
         self._gap_ms = positive_ms("gap_ms", gap_ms)
+
+    @property
+    def gap_ms(self) -> int:
+        """How long a pause may be."""
+        return self._gap_ms
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int

@@ -44,8 +44,8 @@ from flinkish_spark.windows import (
 #: Engines by workload, ours first. `per-key` is applyInPandasWithState, `tws-*` transformWithState.
 WORKLOADS = {
     "sum": ("element", "fold", "native", "per-key", "tws-row", "tws-pandas"),
-    "session": ("ours", "native", "tws-row"),
-    "sliding": ("ours", "native"),
+    "session": ("ours", "fold", "native", "tws-row"),
+    "sliding": ("ours", "fold", "native"),
     "timers": ("ours", "tws-row", "tws-pandas"),
 }
 VARIANTS = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
@@ -134,6 +134,8 @@ def _stream(users, work, engine):
         if work == "sliding":
             assigner = SlidingEventTimeWindows(SIZE_MS, SLIDE_MS)
         windows = users.window(assigner)
+        if engine == "fold":
+            return windows.fold(AggregateColumn("total", Fold.SUM, "amount"), uid="work")
         return windows.aggregate(
             Amounts(), WithKeyAndWindow(), accumulator="LONG", output=WINDOWED, uid="work"
         )
