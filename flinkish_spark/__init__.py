@@ -72,6 +72,7 @@ _PUBLIC = {
     "restart_strategies": ("ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart"),
     "runtime.listeners": ("JobListener", "QuietListener"),
     "runtime.master_hooks": ("UnknownHookState",),
+    "runtime.outside_requests": ("StopMode",),
     "runtime.settings": ("JobProgress", "Standby"),
     "savepoints.reading": ("read_state",),
     "savepoints.settings": ("RestoreSettings",),

@@ -117,6 +117,9 @@ from flinkish_spark.hooks import (
 from flinkish_spark.job_client import (
     JobClient as JobClient,
 )
+from flinkish_spark.job_client import (
+    StopMode as StopMode,
+)
 from flinkish_spark.joined_streams import (
     JoinedStreams as JoinedStreams,
 )
@@ -254,6 +257,9 @@ from flinkish_spark.runtime.listeners import (
 )
 from flinkish_spark.runtime.master_hooks import (
     UnknownHookState as UnknownHookState,
+)
+from flinkish_spark.runtime.outside_requests import (
+    StopMode as StopMode,
 )
 from flinkish_spark.runtime.settings import (
     JobProgress as JobProgress,
