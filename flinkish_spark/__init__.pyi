@@ -117,9 +117,6 @@ from flinkish_spark.hooks import (
 from flinkish_spark.job_client import (
     JobClient as JobClient,
 )
-from flinkish_spark.job_client import (
-    StopMode as StopMode,
-)
 from flinkish_spark.joined_streams import (
     JoinedStreams as JoinedStreams,
 )
