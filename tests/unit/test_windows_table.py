@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
+from tests.stumbling import Restarting
 from tests.windows_support import TABLE, TINY, Combination, Model, Step, apply, left, taken
 
 END: list[Step] = [("watermark", MAX_WATERMARK_MS), ("time", 1_000)]
@@ -56,6 +58,19 @@ def check(combination: Combination, steps: list[Step]) -> None:
 @pytest.mark.parametrize("combination", TABLE, ids=str)
 def test_a_combination_does_what_the_model_says_with_a_restore_after_every_step(combination) -> None:
     check(combination, script(seed=7, length=14))
+
+
+@pytest.mark.parametrize("combination", TABLE, ids=str)
+def test_a_combination_survives_crashes_in_the_middle_of_steps(combination) -> None:
+    """Behaviour 161, for timers of windows: in front of and behind elements and timers."""
+    chance, model = random.Random(5), Model(combination)
+    one = Restarting(combination.operator, partial(combination.run, policy=TINY), chance)
+    for step in [*script(seed=8, length=12), *END]:
+        expected = model.step(step)
+        one.do(partial(apply, step=step))
+        assert taken(one.harness) == expected, step
+    if combination.kind != "global":
+        assert (left(one.harness), one.harness.timer_count()) == ({}, 0)
 
 
 ELEMENTS = st.lists(
