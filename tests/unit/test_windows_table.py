@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from tests.stumbling import Restarting
-from tests.windows_support import TABLE, TINY, Combination, Model, Step, apply, left, taken
+from tests.windows_support import KINDS, TABLE, TINY, TRIGGERS, Combination, Model, Step, apply, left, taken
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 END: list[Step] = [("watermark", MAX_WATERMARK_MS), ("time", 1_000)]
 
 
@@ -53,6 +55,21 @@ def check(combination: Combination, steps: list[Step]) -> None:
             assert restored.timer_count() == plain.timer_count()
     if combination.kind != "global":
         assert (left(plain), plain.timer_count()) == ({}, 0)
+
+
+def test_the_page_lists_the_table() -> None:
+    clocks = (("event time", 0), ("event time", 7), ("processing time", 0))
+    listed = set()
+    text = PAGE.read_text(encoding="utf-8").partition("## What is tested")[2]
+    for line in text.splitlines():
+        kind, trigger, *cells = [cell.strip() for cell in line.strip("|").split("|")] + [""]
+        for (clock, lateness_ms), cell in zip(clocks, cells, strict=False):
+            modes = [word.strip() for word in cell.split(",")]
+            if kind in KINDS and trigger in TRIGGERS and cell != "-":
+                listed |= {(kind, trigger, clock, lateness_ms, mode == "discarding") for mode in modes}
+    plain = [one for one in TABLE if (one.computation, one.evicts) == ("process", False)]
+    assert listed == {(one.kind, one.trigger, one.clock, one.lateness_ms, one.is_discarding) for one in plain}
+    assert f"{len(TABLE)} in all" in text
 
 
 @pytest.mark.parametrize("combination", TABLE, ids=str)
