@@ -98,6 +98,7 @@ class Model:
 def test_both_sides_do_what_the_model_says_with_a_restore_at_another_parallelism_after_every_step(
     seed,
 ) -> None:
+    """Behaviour 90: any partition's copy is everybody's."""
     chance, model, one, now = random.Random(seed), Model(), make(), 0
     for number in range(40):
         now += chance.choice((0, 3, 8))

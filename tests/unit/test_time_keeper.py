@@ -426,6 +426,7 @@ def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) 
 
 
 def test_behind_the_end_of_all_input_one_micro_batch_fires_everything(tmp_path: Path) -> None:
+    """Behaviour 160: the last checkpoint comes behind it."""
     query = Query(tmp_path, source=Input(is_bounded=True))
     query.run(seen(60_000), timers(1, event_ms=90_000))
     query.has_ended = True
