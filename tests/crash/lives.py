@@ -7,23 +7,45 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from demo.process import JobProcess, Victim
 from flinkish_spark.testing.crashing import KILL_AT_VARIABLE, KillPoint
 from tests.crash.app import FIND_DEAD_VARIABLE
-from tests.crash.harness import At, Crash, Shot
+from tests.crash.harness import At, Shot
 
 #: How many kills of chance; without it a test has a short list of its own.
 KILLS_VARIABLE, SEED_VARIABLE = "FLINKISH_KILLS", "FLINKISH_SEED"
 PATIENCE_S = 240.0
 
 
+@dataclass(frozen=True)
+class Rewinding:
+    """A start that takes kept micro-batches for dead, and so rewinds; it is shot when it works again.
+
+    The crash before has to leave some: committed by Spark, not decided.
+    """
+
+    victim: Victim
+
+    def __str__(self) -> str:
+        return f"{self.victim.value} behind a rewind"
+
+
+Crash = At | Shot | Rewinding
+
+
+def wanted_kills() -> int:
+    """Return what FLINKISH_KILLS says; 0 for the short list."""
+    return int(os.environ.get(KILLS_VARIABLE, "0"))
+
+
 def chosen_crashes(short: Sequence[Crash], chance: random.Random) -> list[Crash]:
     """Return a test's short list, or as many crashes of chance as FLINKISH_KILLS says."""
-    kills = int(os.environ.get(KILLS_VARIABLE, "0"))
-    points = [crash for crash in short if isinstance(crash, At) and not crash.finds_dead]
-    crashes: list[Crash] = list(short[:0] if kills else short)
+    kills = wanted_kills()
+    points = [crash for crash in short if isinstance(crash, At)]
+    crashes: list[Crash] = [] if kills else list(short)
     while len(crashes) < kills:
         is_shot = chance.random() < 0.7 or not points
         crashes.append(Shot(chance.choice(list(Victim)), 6.0) if is_shot else chance.choice(points))
@@ -65,7 +87,11 @@ class Life:
                 case At():
                     self._let_it_kill_itself(crash)
                 case Shot():
-                    self._shoot(crash)
+                    self._shoot(crash.victim, crash.within_s)
+                case Rewinding():
+                    self._end()
+                    self.job.start({FIND_DEAD_VARIABLE: "yes"})
+                    self._shoot(crash.victim)
             self.say(str(crash))
             self._look()
         self.await_checkpoint()
@@ -100,16 +126,18 @@ class Life:
 
     def _let_it_kill_itself(self, crash: At) -> None:
         KillPoint.parse(crash.point)
-        if self.job.is_alive:
-            # Only a new process learns where to die.
-            self.job.kill(Victim.DRIVER)
-        finds_dead = {FIND_DEAD_VARIABLE: "yes"} if crash.finds_dead else {}
-        self.job.start({KILL_AT_VARIABLE: crash.point, **finds_dead})
+        self._end()
+        self.job.start({KILL_AT_VARIABLE: crash.point})
         status = self.job.wait(PATIENCE_S)
         if status != -signal.SIGKILL:
             raise self.job.failed(f"was to die at {crash}, but ended with status {status}")
 
-    def _shoot(self, crash: Shot) -> None:
+    def _end(self) -> None:
+        """Only a new process learns what is to go wrong."""
+        if self.job.is_alive:
+            self.job.kill(Victim.DRIVER)
+
+    def _shoot(self, victim: Victim, within_s: float = 3.0) -> None:
         self.await_checkpoint()
-        time.sleep(self._chance.uniform(0, crash.within_s))
-        self.job.kill(crash.victim)
+        time.sleep(self._chance.uniform(0, within_s))
+        self.job.kill(victim)

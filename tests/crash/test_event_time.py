@@ -20,16 +20,14 @@ from flinkish_spark.store import LocalStore
 from flinkish_spark.testing import LocalBroker, still_open
 from tests.crash.event_time_app import CALLS, READINGS, SESSIONS
 from tests.crash.event_time_rig import PARTITIONS, Feeder, Found, Watermarks
-from tests.crash.harness import At, Crash, Shot
-from tests.crash.lives import SEED_VARIABLE, Life, chosen_crashes
+from tests.crash.harness import At, Shot
+from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_crashes, wanted_kills
 
 APP = ROOT / "tests" / "crash" / "event_time_app.py"
 RATE = 100.0
-#: The rewind needs a kept micro-batch: the crash before it leaves one, committed by Spark and not decided.
 CRASHES: tuple[Crash, ...] = (
     At("decision:before:3"),
-    At("rewind-delete:after:1", finds_dead=True),
-    Shot(Victim.WORKER),
+    Rewinding(Victim.WORKER),
     Shot(Victim.JVM),
     Shot(Victim.GROUP),
 )
@@ -53,7 +51,7 @@ def job_in(directory: Path, servers: str, chance: random.Random) -> JobProcess:
     return JobProcess(command, _environment(), directory / "driver.log", chance)
 
 
-@pytest.mark.timeout(900 + 90 * int(os.environ.get("FLINKISH_KILLS", "0")))
+@pytest.mark.timeout(900 + 90 * wanted_kills())
 def test_kills_lose_no_timer_and_fire_none_twice(run_directory: Path) -> None:
     """Behaviours 124, 161: what comes out is what a recomputation says; the watermark never goes back."""
     seed = int(os.environ.get(SEED_VARIABLE, "7"))
@@ -76,10 +74,12 @@ def test_kills_lose_no_timer_and_fire_none_twice(run_directory: Path) -> None:
             job.reap()
         watermarks.look()
         found = Found.read(servers)
+        job_dir = JobDir(LocalStore(run_directory / "job"))
         with TransactionClient(KafkaConnection(servers)) as client:
-            left_open = still_open(client, JobDir(LocalStore(run_directory / "job")).known_uuid())
+            left_open = still_open(client, job_dir.known_uuid())
     assert found.differences()[:10] == []
     assert found.clocks_that_go_back()[:10] == []
     assert list(left_open) == []
+    assert wanted_kills() or len(job_dir.history().rewinds) == 1
     assert len(found.given) > 3_000 and len(watermarks.in_checkpoints) > 5
     print(f"{len(found.given)} readings, {found.sessions.total()} sessions")

@@ -12,8 +12,8 @@ import pytest
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
-from tests.crash.harness import At, Crash, Shot
-from tests.crash.lives import SEED_VARIABLE, Life, chosen_crashes
+from tests.crash.harness import At, Shot
+from tests.crash.lives import SEED_VARIABLE, Crash, Life, chosen_crashes, wanted_kills
 from tests.crash.sources_app import SOURCES
 from tests.crash.sources_rig import Left, LineServer, Writer, is_part_of, made, socket_lines
 
@@ -41,7 +41,7 @@ def is_all_out(left: Left, writer: Writer) -> bool:
     return all(left.out(uid) == lines for uid, lines in wanted.items())
 
 
-@pytest.mark.timeout(900 + 90 * int(os.environ.get("FLINKISH_KILLS", "0")))
+@pytest.mark.timeout(900 + 90 * wanted_kills())
 def test_kills_over_sources_leave_output_equal_to_input(run_directory: Path) -> None:
     """Of the socket: the lines that were received, each once, in their order. Behaviours 165, 166."""
     chance = random.Random(int(os.environ.get(SEED_VARIABLE, "9")))
