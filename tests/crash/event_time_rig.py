@@ -199,10 +199,17 @@ class Watermarks:
         assert stored == sorted(stored), self.in_checkpoints
         for folder in (self._job_dir / "spark").glob("*/offsets"):
             entries = sorted((one for one in folder.iterdir() if one.name.isdecimal()), key=_number)
-            # One that a kill has cut off is written again.
-            texts = [text for one in entries if (text := one.read_text())]
+            texts = [text for one in entries if (text := _read(one))]
             carried = [LoggedOffsets.parse(text).control.time.watermark_ms for text in texts]
             assert carried == sorted(carried), f"{folder}: {carried}"
+
+
+def _read(path: Path) -> str:
+    """Return an entry's text; nothing of one that a kill has cut off, or that is deleted just now."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _number(path: Path) -> int:
