@@ -100,7 +100,7 @@ def sources_in(directory: Path, port: int) -> dict[str, Any]:
         discovery=Discovery.CONTINUOUS,
         splits=2,
         discover_every_ms=200,
-        max_files_per_batch=5,
+        max_files_per_batch=40,
     )
     made = DataGeneratorSource(
         {"id": Counting()}, seed=3, splits=MADE_SPLITS, rate=RateLimit(records_per_second=200)
