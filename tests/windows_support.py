@@ -10,7 +10,8 @@ from typing import Any
 from flinkish_spark.functions import AggregateFunction
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_state import BasePolicy
-from flinkish_spark.operators.window_operator import window_operator
+from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.window_operator import WindowOperator, window_operator
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
@@ -153,9 +154,12 @@ class Combination:
             return ReduceWindow(lambda a, b: (a.k, a.n + b.n))
         return AggregateWindow(Sum(), "total LONG, n LONG")
 
-    def run(self, **settings: Any) -> OperatorHarness:
+    def operator(self) -> WindowOperator:
+        return window_operator(self.spec(), self.computation_of(), INPUT)
+
+    def run(self, operator: KeyedStreamOperator | None = None, **settings: Any) -> OperatorHarness:
         return OperatorHarness(
-            window_operator(self.spec(), self.computation_of(), INPUT),
+            operator or self.operator(),
             key=lambda e: e[0],
             key_type="STRING",
             max_parallelism=1,

@@ -1,4 +1,4 @@
-"""Public test tools: local brokers and database servers, certificates, crash points, sink cases, a simulator.
+"""Public test tools: operators step by step, brokers, databases, crash points, sink cases, a simulator.
 
 Names are imported when they are first used: a test that starts a broker needs nothing of the simulator.
 """
@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flinkish_spark.testing.broadcast_harness import BroadcastHarness
     from flinkish_spark.testing.broker import LocalBroker
     from flinkish_spark.testing.crashing import KillAt
     from flinkish_spark.testing.mariadb import LocalMariaDb, unpack_mariadb
     from flinkish_spark.testing.open_transactions import still_open
+    from flinkish_spark.testing.operator_harness import OperatorHarness
     from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
     from flinkish_spark.testing.secure_broker import SecureBroker
     from flinkish_spark.testing.simulation.many import simulate_many
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 
 #: Module -> the names it gives to the test tools.
 _PUBLIC = {
+    "broadcast_harness": ("BroadcastHarness",),
     "broker": ("LocalBroker",),
     "crashing": ("KillAt",),
     "mariadb": ("LocalMariaDb", "unpack_mariadb"),
     "open_transactions": ("still_open",),
+    "operator_harness": ("OperatorHarness",),
     "postgres": ("LocalPostgres", "unpack_postgres"),
     "secure_broker": ("SecureBroker",),
     "simulation.many": ("simulate_many",),
@@ -37,11 +41,13 @@ _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
     "SINK_CASES",
+    "BroadcastHarness",
     "KillAt",
     "LocalBroker",
     "LocalCertificates",
     "LocalMariaDb",
     "LocalPostgres",
+    "OperatorHarness",
     "RunReport",
     "SecureBroker",
     "SinkUnderTest",

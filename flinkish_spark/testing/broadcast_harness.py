@@ -82,7 +82,13 @@ class BroadcastHarness(OperatorHarness):
         by_group: dict[int, list[Timed]] = {}
         for value, time_ms in elements:
             by_group.setdefault(self.group_of(self._key(value)), []).append((value, time_ms))
-        self._micro_batch(broadcast, by_group, self._progress(self._watermark_ms))
+        copies = list(self._copies)
+        try:
+            with self._whole():
+                self._micro_batch(broadcast, by_group, self._progress(self._watermark_ms))
+        except BaseException:
+            self._copies = copies
+            raise
 
     def snapshot(self) -> BroadcastSnapshot:
         """Return the state as it is stored."""

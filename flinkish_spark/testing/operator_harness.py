@@ -1,21 +1,22 @@
 """Runs one keyed operator step by step, without Spark: push elements, watermarks, times; see what comes.
 
 State goes through the format in which a job stores it. A snapshot may be taken after any step, and restored
-into another harness with other numbers of key groups per subtask; whoever wants a crash throws the harness
-away and restores the last snapshot.
+into other harnesses, each with some of the key groups; whoever wants a crash throws the harness away and
+restores the last snapshot. A step that raises has done nothing, as a micro-batch that fails.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from pyspark.sql import types as T
 
 from flinkish_spark.functions import KeyedProcessFunction
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.frames import Frame, unpack_frame
 from flinkish_spark.operators.group_run import Elements, Emitted, GroupRun, Progress
 from flinkish_spark.operators.group_state import BasePolicy, BaseRef, GroupLayout, GroupState
@@ -55,6 +56,33 @@ class Snapshot:
     watermark_ms: int
     processing_time_ms: int
 
+    def part(self, groups: Collection[int]) -> Self:
+        """Return what a subtask with some of the key groups begins with.
+
+        Examples
+        --------
+        >>> Snapshot({0: b"a", 3: b"b"}, 10, 20).part(range(2)).values
+        {0: b'a'}
+        """
+        return replace(self, values={group: self.values[group] for group in self.values if group in groups})
+
+    @staticmethod
+    def together(parts: Iterable[Snapshot]) -> Snapshot:
+        """Return the snapshot of an operator whose subtasks had these; all stood at the same time.
+
+        Raises
+        ------
+        ValueError
+            There is none, a key group is in two of them, or times differ.
+        """
+        taken = list(parts)
+        if len({(one.watermark_ms, one.processing_time_ms) for one in taken}) != 1:
+            raise ValueError("snapshots of subtasks must be of one time")
+        groups = [group for one in taken for group in one.values]
+        if len(set(groups)) < len(groups):
+            raise ValueError("a key group is in two subtasks")
+        return replace(taken[0], values={group: one.values[group] for one in taken for group in one.values})
+
 
 @dataclass
 class Output:
@@ -74,6 +102,15 @@ class Output:
     times_ms: list[int | None] = field(default_factory=list)
     side: dict[str, list[Any]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+
+    def extend(self, later: Output) -> None:
+        """Append what was emitted later."""
+        self.rows += later.rows
+        self.times_ms += later.times_ms
+        for name, rows in later.side.items():
+            self.side.setdefault(name, []).extend(rows)
+        for name, count in later.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
 
 
 class OperatorHarness:
@@ -147,17 +184,19 @@ class OperatorHarness:
         by_group: dict[int, list[tuple[Any, int | None]]] = {}
         for value, time_ms in elements:
             by_group.setdefault(self.group_of(self._key(value)), []).append((value, time_ms))
-        for group, own in sorted(by_group.items()):
-            keys = [self._key(value) for value, _ in own]
-            given = Elements(keys, [value for value, _ in own], [time for _, time in own], source)
-            self._step(group, [given], self._progress(self._watermark_ms))
+        with self._whole():
+            for group, own in sorted(by_group.items()):
+                keys = [self._key(value) for value, _ in own]
+                given = Elements(keys, [value for value, _ in own], [time for _, time in own], source)
+                self._step(group, [given], self._progress(self._watermark_ms))
 
     def watermark(self, time_ms: int) -> None:
         """Let event time advance; a watermark that does not is ignored."""
         if time_ms > self._watermark_ms:
-            progress = self._progress(time_ms)
-            self._watermark_ms = time_ms
-            self._wake_all(progress)
+            with self._whole():
+                progress = self._progress(time_ms)
+                self._watermark_ms = time_ms
+                self._wake_all(progress)
 
     def processing_time(self, time_ms: int) -> None:
         """Let processing time advance.
@@ -169,8 +208,9 @@ class OperatorHarness:
         """
         if time_ms < self._time_ms:
             raise ValueError(f"processing time is {self._time_ms} and cannot go back to {time_ms}")
-        self._time_ms = time_ms
-        self._wake_all(self._progress(self._watermark_ms))
+        with self._whole():
+            self._time_ms = time_ms
+            self._wake_all(self._progress(self._watermark_ms))
 
     # -- output ---------------------------------------------------------------------------------
     def take(self) -> Output:
@@ -201,6 +241,12 @@ class OperatorHarness:
             GroupState(self._layout, value, self.bases).timer_count() for value in self._values.values()
         )
 
+    def next_timer_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the next timer of a clock is due, of all key groups; None without one."""
+        stored = [GroupState(self._layout, value, self.bases) for value in self._values.values()]
+        due_ms = [one.next_due_ms(domain) for one in stored]
+        return min((time_ms for time_ms in due_ms if time_ms is not None), default=None)
+
     def group_of(self, key: Any) -> int:
         """Return a key's group; the harness has a hash of its own."""
         return self._hash(key) % self._groups
@@ -209,6 +255,20 @@ class OperatorHarness:
     @staticmethod
     def _hash(key: Any) -> int:
         return zlib.crc32(repr(key).encode())
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Let a step have done everything, or nothing if it raises."""
+        before = dict(self._values), self._watermark_ms, self._time_ms
+        emitted, self._output = self._output, Output()
+        try:
+            yield
+            emitted.extend(self._output)
+        except BaseException:
+            self._values, self._watermark_ms, self._time_ms = before
+            raise
+        finally:
+            self._output = emitted
 
     def _progress(self, watermark_ms: int) -> Progress:
         return Progress(self._watermark_ms, watermark_ms, self._time_ms)
@@ -230,9 +290,5 @@ class OperatorHarness:
         state.load(self._run, hash_of, progress)
 
     def _collect(self, emitted: Emitted) -> None:
-        self._output.rows += emitted.rows
-        self._output.times_ms += emitted.times_ms
-        for name, rows in emitted.side.items():
-            self._output.side.setdefault(name, []).extend(row for row, _ in rows)
-        for name, count in emitted.counts.items():
-            self._output.counts[name] = self._output.counts.get(name, 0) + count
+        side = {name: [row for row, _ in rows] for name, rows in emitted.side.items()}
+        self._output.extend(Output(emitted.rows, emitted.times_ms, side, emitted.counts))

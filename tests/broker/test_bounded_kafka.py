@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import JobStatus, KafkaSink, MemorySink
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
 from flinkish_spark.sources import (
     EndAtLatest,
     EndAtOffsets,
@@ -17,6 +18,8 @@ from flinkish_spark.sources import (
     KafkaRecordsSource,
     TextLines,
 )
+from flinkish_spark.store import LocalStore
+from flinkish_spark.testing import still_open
 from tests.support import (
     ORDER,
     TOTAL,
@@ -49,6 +52,7 @@ def run_to_its_end(env):
 
 @pytest.mark.parametrize("reader", ["jvm", "python"])
 def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tmp_path, reader) -> None:
+    """Behaviours 130, 160."""
     servers, source, target = broker.bootstrap_servers, topic(2), topic()
     produce_orders(broker, source)
     sink, group = MemorySink(str(tmp_path)), f"group-{reader}"
@@ -69,6 +73,8 @@ def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tm
     assert len(sink.rows()) == sum(map(len, AMOUNTS.values()))
     with KafkaAdmin(KafkaConnection(servers, {})) as admin:
         assert sum(admin.committed_offsets(group).values()) == len(sink.rows())
+    with TransactionClient(KafkaConnection(servers, {})) as client:
+        assert list(still_open(client, JobDir(LocalStore(job_dir)).known_uuid())) == []
 
 
 def test_an_end_in_the_future_is_waited_for(spark, broker, topic, job_dir, tmp_path) -> None:

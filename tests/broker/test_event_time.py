@@ -29,7 +29,7 @@ class Alarm(KeyedProcessFunction):
 def test_a_silent_partition_is_waited_for_until_it_is_idle(
     spark: Any, broker: Any, topic: Any, tmp_path: Any, reader: str
 ) -> None:
-    """With the Python reader the watermark, and the calls of key groups, are in the source's own offset."""
+    """Behaviour 124. The Python reader has watermark and calls of key groups in its own offset."""
     servers, name = broker.bootstrap_servers, topic(partitions=2)
     env = environment(spark, tmp_path / "job", trigger_interval_ms=50)
     stream = env.from_source(orders_source(servers, name, reader=reader), uid="orders")

@@ -89,6 +89,7 @@ def ask(client: Any, tmp_path: Path, sinks: dict[str, MemorySink], is_known: Any
 
 
 def test_rules_reach_every_partition_and_go_through_savepoints(spark: Any, tmp_path: Path) -> None:
+    """Behaviour 90: every copy is everybody's."""
     users = [f"user-{n}" for n in range(20)]
     feed(tmp_path / "orders", "0", orders(*users))
     (tmp_path / "rules").mkdir()
@@ -136,6 +137,7 @@ class Numbered(CheckpointedProcessFunction):
 
 
 def test_what_a_partition_keeps_is_dealt_out_behind_a_savepoint(spark: Any, tmp_path: Path) -> None:
+    """Behaviour 90."""
     users = [f"user-{n}" for n in range(21)]
     feed(tmp_path / "orders", "0", orders(*users))
 

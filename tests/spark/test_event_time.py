@@ -83,6 +83,7 @@ def watermarks(tmp_path: Path) -> list[int]:
 
 
 def test_an_idle_stream_is_woken_and_time_survives_a_restart(spark: Any, tmp_path: Path) -> None:
+    """Behaviour 124: what micro-batches carry never goes back."""
     feed(tmp_path / "in", "0", ("ann", 10_000), ("ben", 15_000))
     env, sink = job(spark, tmp_path)
     client = env.execute_async()

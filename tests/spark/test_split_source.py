@@ -87,6 +87,7 @@ def run_to_its_end(env) -> object:
 
 
 def test_a_job_ends_with_its_bounded_input_and_everything_is_committed(spark, tmp_path) -> None:
+    """Behaviours 42, 160."""
     sink = MemorySink(str(tmp_path))
 
     def job():

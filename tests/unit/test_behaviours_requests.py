@@ -16,7 +16,7 @@ from tests.coordinator_rig import Rig
 @pytest.mark.parametrize("purpose", P)
 def test_savepoints_are_forced_and_nothing_else_is(purpose: P) -> None:
     """Behaviours 26, 58: as in Flink."""
-    forced = purpose in (P.SAVEPOINT, P.FINAL_SAVEPOINT)
+    forced = purpose in (P.SAVEPOINT, P.FINAL_SAVEPOINT, P.DRAINED_SAVEPOINT)
     urgency = Asked.of(purpose, lambda answer: None, "/sp").urgency
     assert urgency is (Urgency.FORCED if forced else Urgency.NORMAL)
 

@@ -98,6 +98,7 @@ class Model:
 def test_both_sides_do_what_the_model_says_with_a_restore_at_another_parallelism_after_every_step(
     seed,
 ) -> None:
+    """Behaviour 90: any partition's copy is everybody's."""
     chance, model, one, now = random.Random(seed), Model(), make(), 0
     for number in range(40):
         now += chance.choice((0, 3, 8))
@@ -124,6 +125,18 @@ def test_both_sides_do_what_the_model_says_with_a_restore_at_another_parallelism
         parallelism = chance.randrange(1, 5)
         one = make(restore=one.snapshot(), bases=one.bases, parallelism=parallelism)
     assert model.rules and model.totals
+
+
+def test_a_micro_batch_that_fails_has_done_nothing() -> None:
+    one = make(parallelism=3)
+    one.micro_batch([(("x", 5), None)], [(("a", 7, "x"), 1)])
+    before = one.snapshot()
+    one.take()
+    with pytest.raises(ElementFailed):
+        one.micro_batch([(("x", 6), None)], [(("a", 9, "x"), 2), (("b", None, "x"), 3)])
+    assert one.snapshot() == before and one.take().rows == []
+    one.micro_batch([], [(("a", 5, "x"), 4)])
+    assert one.take().rows == [("a", 12, "X")]
 
 
 def test_the_copies_of_all_partitions_are_the_same_bytes() -> None:

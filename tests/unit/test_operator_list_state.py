@@ -42,6 +42,7 @@ COPIES = st.lists(st.one_of(st.none(), st.tuples(ITEMS, st.lists(st.integers(0, 
 @settings(max_examples=100, deadline=None)
 @given(COPIES, st.integers(1, 6))
 def test_each_split_item_goes_to_one_copy_and_each_union_item_to_all(copies, parallelism) -> None:
+    """Behaviour 90: split and united, with copies that stored nothing, or no item."""
     values = [None if one is None else value_of(*one) for one in copies]
     after = [read(value) for value in redistribute("op", BOTH, values, parallelism)]
     split = [item for one in copies if one for item in one[0]]
@@ -57,6 +58,7 @@ def test_each_split_item_goes_to_one_copy_and_each_union_item_to_all(copies, par
 
 
 def test_split_deals_runs_in_order() -> None:
+    """Behaviour 90."""
     items = [[1, 2, 3], [], [4, 5], [6, 7]]
     assert dealt(items, Redistribution.SPLIT, 3) == [[1, 2, 3], [4, 5], [6, 7]]
     assert dealt(items, Redistribution.SPLIT, 9) == [[1], [2], [3], [4], [5], [6], [7], [], []]

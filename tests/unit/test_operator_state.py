@@ -107,6 +107,7 @@ def test_layers_and_restores_make_no_difference(steps) -> None:
 
 
 def test_timers_fire_in_order_once_and_can_be_deleted() -> None:
+    """Behaviour 161."""
     one = harness()
     for time_ms in (30, 10, 20, 10):
         one.push((1, "timer", time_ms))

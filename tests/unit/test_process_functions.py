@@ -12,7 +12,7 @@ import pytest
 from flinkish_spark import MapFunction, OutputTag
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.python_transforms import filter_rows, map_rows, process_rows
-from flinkish_spark.operators.group_run import Progress
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.keyed_operator import OperatorFailed, Origins
 from flinkish_spark.runtime.micro_batch_time import MicroBatch
@@ -157,7 +157,7 @@ def test_watermark_and_processing_time_are_those_of_the_micro_batch(monkeypatch:
 
     def here() -> MicroBatch:
         asked.append(1)
-        return MicroBatch(Progress(900, 1_001, 7_000))
+        return MicroBatch(Watermarks(900), Watermarks(1_001), 7_000)
 
     monkeypatch.setattr("flinkish_spark.runtime.process_functions.micro_batch_of_task", here)
     late: Any = process_rows(Late(), None, None)

@@ -272,6 +272,37 @@ def test_more_that_becomes_due_is_offered_before_spark_has_asked(tmp_path: Path)
     assert query.run(timers(1), timers(2)) == [(OPERATOR, 1), (OPERATOR, 2)]
 
 
+def test_many_processing_time_timers_make_one_micro_batch(tmp_path: Path) -> None:
+    """Behaviour 162: one at the earliest of them; all that are due by then fire in it."""
+    query = Query(tmp_path)
+    query.run(*(timers(group, processing_ms=5_000 + group) for group in range(100)))
+    for now_ms in range(1_000, 5_000, 50):
+        query.clock.now_ms = now_ms
+        query.keeper.wake()
+        assert not query.is_wanted
+    query.clock.now_ms = 6_000
+    query.keeper.wake()
+    assert query.is_wanted
+    assert query.run(*map(timers, range(100))) == [(OPERATOR, group) for group in range(100)]
+    assert not query.is_wanted
+
+
+def test_an_earlier_timer_moves_the_call_and_a_deleted_one_moves_it_back(tmp_path: Path) -> None:
+    """Behaviour 162."""
+    query = Query(tmp_path)
+    query.run(timers(1, processing_ms=9_000))
+    query.run(timers(1, processing_ms=9_000), timers(2, processing_ms=5_000), timers(3, processing_ms=6_000))
+    query.run(timers(3, processing_ms=9_000))
+    for now_ms, called in ((5_000, [(OPERATOR, 2)]), (9_000, [(OPERATOR, 1), (OPERATOR, 3)])):
+        query.clock.now_ms = now_ms - 1
+        query.keeper.wake()
+        assert not query.is_wanted
+        query.clock.now_ms = now_ms
+        query.keeper.wake()
+        assert query.run(*(timers(group) for _, group in called)) == called
+    assert not query.is_wanted
+
+
 def test_a_scan_that_was_asked_too_early_calls_in_the_next_micro_batch(tmp_path: Path) -> None:
     given = TimePlan(
         reporters_of(["first"], ["orders"]),
@@ -395,6 +426,7 @@ def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) 
 
 
 def test_behind_the_end_of_all_input_one_micro_batch_fires_everything(tmp_path: Path) -> None:
+    """Behaviour 160: the last checkpoint comes behind it."""
     query = Query(tmp_path, source=Input(is_bounded=True))
     query.run(seen(60_000), timers(1, event_ms=90_000))
     query.has_ended = True

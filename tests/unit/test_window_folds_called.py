@@ -14,8 +14,8 @@ from flinkish_spark.aggregates import AggregateColumn, Fold
 from flinkish_spark.graph.keyed_input import folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
-from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import BasePolicy, GroupState
+from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime import keyed_operator
 from flinkish_spark.runtime.ddl import parse_ddl
@@ -71,7 +71,7 @@ class Called:
         monkeypatch.setattr(keyed_operator, "micro_batch_of_task", self._now)
 
     def _now(self):
-        return MicroBatch(Progress(self._watermark_ms, self._next_ms, 0))
+        return MicroBatch(Watermarks(self._watermark_ms), Watermarks(self._next_ms), 0)
 
     def run(self, watermark_ms, *elements, frames=()):
         """Return records (its output's columns behind the side), and what the operator says is due."""

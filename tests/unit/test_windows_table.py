@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
-from tests.windows_support import TABLE, TINY, Combination, Model, Step, apply, left, taken
+from tests.stumbling import Restarting
+from tests.windows_support import KINDS, TABLE, TINY, TRIGGERS, Combination, Model, Step, apply, left, taken
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 END: list[Step] = [("watermark", MAX_WATERMARK_MS), ("time", 1_000)]
 
 
@@ -53,9 +57,37 @@ def check(combination: Combination, steps: list[Step]) -> None:
         assert (left(plain), plain.timer_count()) == ({}, 0)
 
 
+def test_the_page_lists_the_table() -> None:
+    clocks = (("event time", 0), ("event time", 7), ("processing time", 0))
+    listed = set()
+    text = PAGE.read_text(encoding="utf-8").partition("## What is tested")[2]
+    for line in text.splitlines():
+        kind, trigger, *cells = [cell.strip() for cell in line.strip("|").split("|")] + [""]
+        for (clock, lateness_ms), cell in zip(clocks, cells, strict=False):
+            modes = [word.strip() for word in cell.split(",")]
+            if kind in KINDS and trigger in TRIGGERS and cell != "-":
+                listed |= {(kind, trigger, clock, lateness_ms, mode == "discarding") for mode in modes}
+    plain = [one for one in TABLE if (one.computation, one.evicts) == ("process", False)]
+    assert listed == {(one.kind, one.trigger, one.clock, one.lateness_ms, one.is_discarding) for one in plain}
+    assert f"{len(TABLE)} in all" in text
+
+
 @pytest.mark.parametrize("combination", TABLE, ids=str)
 def test_a_combination_does_what_the_model_says_with_a_restore_after_every_step(combination) -> None:
     check(combination, script(seed=7, length=14))
+
+
+@pytest.mark.parametrize("combination", TABLE, ids=str)
+def test_a_combination_survives_crashes_in_the_middle_of_steps(combination) -> None:
+    """Behaviour 161, for timers of windows: in front of and behind elements and timers."""
+    chance, model = random.Random(5), Model(combination)
+    one = Restarting(combination.operator, partial(combination.run, policy=TINY), chance)
+    for step in [*script(seed=8, length=12), *END]:
+        expected = model.step(step)
+        one.do(partial(apply, step=step))
+        assert taken(one.harness) == expected, step
+    if combination.kind != "global":
+        assert (left(one.harness), one.harness.timer_count()) == ({}, 0)
 
 
 ELEMENTS = st.lists(

@@ -1,0 +1,130 @@
+"""Kafka -> watermarks -> timers of both clocks by key -> sessions -> Kafka, as a process that can be shot.
+
+What goes wrong is said by the environment variables of `tests/crash/app.py`. What comes out does not depend
+on how the input falls into micro-batches, so it can be recomputed; of a timer by the wall clock that holds
+for the number that it was set for, not for when it fires.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from demo.app import session
+from flinkish_spark import (
+    CheckpointConfig,
+    FixedDelay,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OutputTag,
+    StreamExecutionEnvironment,
+    WatermarkStrategy,
+)
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.testing.crashing import observer_from
+from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction
+from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
+
+READINGS, SESSIONS, CALLS = "readings", "sessions", "calls"
+READING = "user STRING, n LONG, at LONG"
+SESSION = "user STRING, begin_ms LONG, end_ms LONG, numbers ARRAY<LONG>"
+#: A call of a timer of the wall clock: of whom, for which reading, for when, and what the clocks said.
+CALL = OutputTag("calls", "kind STRING, user STRING, n LONG, due LONG, now LONG, watermark LONG")
+OUT_OF_ORDER_MS, ALARM_MS, GAP_MS = 500, 700, 1_500
+
+
+class Timers(KeyedProcessFunction):
+    """Says each reading's number twice: a while of event time later, and a while of the wall clock later.
+
+    All times that count are even. Beside each timer one at the odd time behind it is set and deleted again.
+    """
+
+    def open(self, context: Any) -> None:
+        self.alarms = context.get_map_state(MapStateDescriptor("alarms", "LONG", "ARRAY<LONG>"))
+        self.calls = context.get_map_state(MapStateDescriptor("calls", "LONG", "ARRAY<LONG>"))
+
+    def process_element(self, reading: Any, ctx: Any) -> None:
+        timers = ctx.timer_service()
+        alarm_ms = reading.at + ALARM_MS
+        self.alarms[alarm_ms] = [*self.alarms.get(alarm_ms, []), reading.n]
+        timers.register_event_time_timer(alarm_ms)
+        timers.register_event_time_timer(alarm_ms + 1)
+        timers.register_event_time_timer(alarm_ms)
+        timers.delete_event_time_timer(alarm_ms + 1)
+        call_ms = (timers.current_processing_time() // 2) * 2 + 100 * (1 + reading.n % 20)
+        self.calls[call_ms] = [*self.calls.get(call_ms, []), reading.n]
+        timers.register_processing_time_timer(call_ms)
+        timers.register_processing_time_timer(call_ms + 1)
+        timers.register_processing_time_timer(call_ms)
+        timers.delete_processing_time_timer(call_ms + 1)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Iterator[Any]:
+        timers = ctx.timer_service()
+        is_alarm = ctx.time_domain() is TimeDomain.EVENT_TIME
+        waiting = self.alarms if is_alarm else self.calls
+        clocks = (time_ms, timers.current_processing_time(), timers.current_watermark())
+        if time_ms not in waiting:
+            ctx.output(CALL, ("stray", ctx.get_current_key(), -1, *clocks))
+            return
+        numbers = waiting[time_ms]
+        del waiting[time_ms]
+        for number in numbers:
+            if not is_alarm:
+                ctx.output(CALL, ("call", ctx.get_current_key(), number, *clocks))
+            elif time_ms > timers.current_watermark():
+                ctx.output(CALL, ("early", ctx.get_current_key(), number, *clocks))
+            else:
+                yield ctx.get_current_key(), number
+
+
+class Numbers(ProcessWindowFunction):
+    """A session and the numbers in it."""
+
+    def process(self, key: Any, context: Any, elements: Any) -> Iterator[Any]:
+        yield key, *context.window, sorted(element.n for element in elements)
+
+
+def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
+    """Return the environment with the whole job in it."""
+    env = StreamExecutionEnvironment(
+        spark,
+        job="event-time",
+        job_dir=args.job_dir,
+        checkpoint=CheckpointConfig(interval_ms=1_000),
+        restart_strategy=FixedDelay(attempts=10, delay_ms=200),
+        max_parallelism=16,
+        trigger_interval_ms=100,
+    )
+    servers = args.bootstrap_servers
+    readings = env.from_source(KafkaSource(servers, [READINGS], value=Json(READING)), uid="readings")
+    bounded = WatermarkStrategy.for_bounded_out_of_orderness(OUT_OF_ORDER_MS).with_timestamp_assigner("at")
+    by_user = readings.assign_timestamps_and_watermarks(bounded).key_by("user")
+    alarms = by_user.process(Timers(), output="user STRING, n LONG", uid="timers")
+    sessions = alarms.key_by("user").window(EventTimeSessionWindows(GAP_MS))
+    numbers = sessions.process(Numbers(), output=SESSION, uid="sessions")
+    numbers.sink_to(KafkaSink(servers, SESSIONS, key="user", value=Json()), uid="sessions-out")
+    calls = alarms.get_side_output(CALL)
+    calls.sink_to(KafkaSink(servers, CALLS, key="user", value=Json()), uid="calls-out")
+    return env
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--bootstrap-servers", "--job-dir", "--jars", "--scratch"):
+        parser.add_argument(name, required=True)
+    parser.set_defaults(master="local[2]", engine="jvm")
+    args = parser.parse_args()
+    if os.environ.get(FIND_DEAD_VARIABLE):
+        find_dead_once()
+    env = build(session(args), args)
+    env.observe(observer_from(os.environ))
+    env.execute()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Kills of a job with timers of both clocks and session windows over Kafka: no timer lost, none twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo.process import JobProcess, Victim
+from demo.rig import ROOT, _environment
+from flinkish_spark.job_dir import JobDir
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.store import LocalStore
+from flinkish_spark.testing import LocalBroker, still_open
+from tests.crash.event_time_app import CALLS, READINGS, SESSIONS
+from tests.crash.event_time_rig import PARTITIONS, Feeder, Found, Watermarks
+from tests.crash.harness import At, Shot
+from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_crashes, wanted_kills
+
+APP = ROOT / "tests" / "crash" / "event_time_app.py"
+RATE = 100.0
+CRASHES: tuple[Crash, ...] = (
+    At("decision:before:3"),
+    Rewinding(Victim.WORKER),
+    Shot(Victim.JVM),
+    Shot(Victim.GROUP),
+)
+
+
+@contextmanager
+def broker_in(directory: Path) -> Iterator[str]:
+    """Start a broker with the topics; yield its address."""
+    with LocalBroker(directory / "broker", jars_dir=ROOT / "build" / "broker-jars") as broker:
+        with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
+            for topic in (READINGS, SESSIONS, CALLS):
+                admin.create_topic(topic, PARTITIONS)
+        yield broker.bootstrap_servers
+
+
+def job_in(directory: Path, servers: str, chance: random.Random) -> JobProcess:
+    command = [
+        sys.executable, str(APP), "--bootstrap-servers", servers, "--job-dir", str(directory / "job"),
+        "--jars", str(ROOT / "build" / "jars"), "--scratch", str(directory / "scratch"),
+    ]  # fmt: skip
+    return JobProcess(command, _environment(), directory / "driver.log", chance)
+
+
+@pytest.mark.timeout(900 + 90 * wanted_kills())
+def test_kills_lose_no_timer_and_fire_none_twice(run_directory: Path) -> None:
+    """Behaviours 124, 161: what comes out is what a recomputation says; the watermark never goes back."""
+    seed = int(os.environ.get(SEED_VARIABLE, "7"))
+    chance = random.Random(seed)
+    shutil.rmtree(run_directory, ignore_errors=True)
+    run_directory.mkdir(parents=True)
+    watermarks = Watermarks(run_directory / "job")
+    with broker_in(run_directory) as servers:
+        job = job_in(run_directory, servers, chance)
+        feeder = Feeder(servers, seed=seed, rate=RATE)
+        feeder.start()
+        try:
+            life = Life(job, run_directory / "job", chance, watermarks.look)
+            life.through(chosen_crashes(CRASHES, chance))
+            feeder.stop()
+            # With no more input: the stream is woken for what is still due.
+            life.await_that(lambda: Found.read(servers).is_complete, "fire all timers and sessions", 1.0)
+            life.stop()
+        finally:
+            job.reap()
+        watermarks.look()
+        found = Found.read(servers)
+        job_dir = JobDir(LocalStore(run_directory / "job"))
+        with TransactionClient(KafkaConnection(servers)) as client:
+            left_open = still_open(client, job_dir.known_uuid())
+    assert found.differences()[:10] == []
+    assert found.clocks_that_go_back()[:10] == []
+    assert list(left_open) == []
+    assert wanted_kills() or len(job_dir.history().rewinds) == 1
+    assert len(found.given) > 3_000 and len(watermarks.in_checkpoints) > 5
+    print(f"{len(found.given)} readings, {found.sessions.total()} sessions")
