@@ -14,6 +14,7 @@ from flinkish_spark.aggregates import AggregateColumn, Fold
 from flinkish_spark.graph.keyed_input import folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import BasePolicy, GroupState
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.runtime import columns as C
