@@ -81,11 +81,13 @@ class JobUnderTest:
         self._place, self._spark, self._jobs, self._tell = place, spark, jobs, tell
         self._switch = jobs.switches[place.sink]
         self._client: JobClient | None = None
+        self._waiting: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the job; how it ends is told."""
         self._client = self._environment().execute_async()
-        threading.Thread(target=self._wait, args=(self._client,), daemon=True).start()
+        self._waiting = threading.Thread(target=self._wait, args=(self._client,), daemon=True)
+        self._waiting.start()
 
     def await_running(self) -> None:
         """Return when the query runs, has ended, or takes too long."""
@@ -98,10 +100,9 @@ class JobUnderTest:
             time.sleep(0.05)
 
     def await_ended(self) -> None:
-        """Return when the job has ended, however it did."""
-        if self._client is not None:
-            with contextlib.suppress(BaseException):
-                self._client.wait()
+        """Return when the job has ended, however it did, and has told so."""
+        if self._waiting is not None:
+            self._waiting.join()
 
     def cancel(self) -> None:
         """End the job without a last checkpoint."""
