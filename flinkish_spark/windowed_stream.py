@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.aggregates import AggregateColumn, Fold
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.graph.operator_factories import FoldingWindows, Windows
 from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import OutputTag
@@ -61,6 +62,20 @@ class WindowedStream:
     def side_output_late_data(self, tag: OutputTag) -> WindowedStream:
         """Send elements that come too late for all their windows to a side output; else they are dropped."""
         return WindowedStream(self._stream, replace(self._spec, late_output=tag))
+
+    def with_retractions(self, field: str = "is_retracted") -> WindowedStream:
+        """Emit results once more that do not stand any more, before what stands instead.
+
+        That is so when a window fires again, and when sessions that have fired become one. A sink by key and
+        window deletes such rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
+        Results are kept with the window until it is cleaned up. What a trigger has purged stands.
+
+        Parameters
+        ----------
+        field
+            Name of a BOOLEAN field behind those of a result: whether it is one that does not stand any more.
+        """
+        return WindowedStream(self._stream, replace(self._spec, retraction_field=field))
 
     def reduce(
         self,
@@ -188,4 +203,6 @@ class WindowedStream:
         output: str | T.StructType | None,
         max_parallelism: int | None,
     ) -> DataStream:
-        return self._stream._keyed(Windows(self._spec, computation), output, uid, max_parallelism)
+        result = None if output is None else output_schema(output, uid)
+        function = Windows(self._spec, computation, result)
+        return self._stream._keyed(function, None, uid, max_parallelism)

@@ -10,9 +10,9 @@ from tests.windows_support import INPUT, TINY
 class Restoring:
     """A harness that is restored after every step; everything else is that of the last."""
 
-    def __init__(self, spec, computation, input_type=INPUT, key=lambda e: e[0]):
+    def __init__(self, spec, computation, input_type=INPUT, key=lambda e: e[0], result_type=None):
         self._make = lambda **given: OperatorHarness(
-            window_operator(spec, computation, input_type),
+            window_operator(spec, computation, input_type, result_type),
             key=key,
             key_type="STRING",
             max_parallelism=2,

@@ -13,12 +13,12 @@ from flinkish_spark.bridge.plan_layout import named_operator
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
 from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
-from flinkish_spark.graph.declared import check_same_fields
+from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
 from flinkish_spark.graph.keyed_routes import KeyedRoutes
 from flinkish_spark.graph.latency_markers import SourceMarkers
-from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows
+from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, Windows
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
@@ -189,8 +189,11 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
 def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
     if node.output is not None:
         return node.output
-    if isinstance(node.function, Joining):
-        return node.function.output(*schemas)
+    if isinstance(node.function, Joining | Windows):
+        found = node.function.output(*schemas)
+        # What the fields of the inputs are called is known now only.
+        check_field_names(found, f"the output of '{node.uid}'")
+        return found
     return schemas[0] if folded is None else folded.output
 
 

@@ -37,10 +37,19 @@ class OperatorFactory(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows and what is computed on them; an :class:`OperatorFactory`."""
+    """Windows and what is computed on them; an :class:`OperatorFactory`.
+
+    Parameters
+    ----------
+    spec, computation
+        Which, and what.
+    result
+        Fields of the results that are declared, without that of retractions; None for those of the elements.
+    """
 
     spec: WindowSpec
     computation: WindowComputation
+    result: T.StructType | None = None
 
     @property
     def needs_event_time(self) -> bool:
@@ -49,7 +58,15 @@ class Windows:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
-        return window_operator(self.spec, self.computation, ddl_of(schemas[0]))
+        result = schemas[0] if self.result is None else self.result
+        return window_operator(self.spec, self.computation, ddl_of(schemas[0]), ddl_of(result))
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of what is emitted."""
+        fields = list(schemas[0] if self.result is None else self.result)
+        if self.spec.retraction_field is not None:
+            fields.append(T.StructField(self.spec.retraction_field, T.BooleanType()))
+        return T.StructType(fields)
 
 
 @dataclass(frozen=True)

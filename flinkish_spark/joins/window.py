@@ -94,6 +94,12 @@ def _check(one: WindowCoGroup | WindowJoin) -> None:
     element_ddl("left_type", one.left_type)
     element_ddl("right_type", one.right_type)
     instance_of("windows", one.windows, WindowSpec, what_to_do="give a WindowSpec")
+    if one.windows.retraction_field is not None:
+        raise ConfigError(
+            "a join cannot have retractions",
+            why="it does not keep the pairs that it has emitted",
+            what_to_do="leave retraction_field out, or reduce the joined stream in windows of its own",
+        )
     tag_or_none("left_late", one.left_late)
     tag_or_none("right_late", one.right_late)
     if one.windows.late_output is not None:

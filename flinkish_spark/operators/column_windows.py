@@ -223,6 +223,8 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
         raise _refused(
             uid, f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
         )
+    if spec.retraction_field is not None:
+        raise _refused(uid, "retractions", "folds do not keep what they have emitted")
     if spec.trigger is not None and type(spec.trigger) is not default:
         raise _refused(
             uid,

@@ -22,10 +22,11 @@ from flinkish_spark.operators.window_contexts import (
     TriggerScope,
     WindowStateRefused,
 )
+from flinkish_spark.operators.window_results import PlainResults, RetractedResults, WindowResults
 from flinkish_spark.state import StateDescriptor
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.windows.assigners import MergingWindowAssigner
-from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, WindowSpec
+from flinkish_spark.windows.spec import ProcessWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import TriggerResult
 
@@ -34,7 +35,10 @@ LATE_RECORDS_DROPPED = "late_records_dropped"
 
 
 def window_operator(
-    spec: WindowSpec, computation: WindowComputation, input_type: str | ElementType
+    spec: WindowSpec,
+    computation: WindowComputation,
+    input_type: str | ElementType,
+    result_type: str | None = None,
 ) -> WindowOperator:
     """Return the operator for windows of that kind.
 
@@ -42,19 +46,49 @@ def window_operator(
     ----------
     input_type
         Type of the elements; as DDL: fields, or one type.
+    result_type
+        Fields of the results, without that of retractions, for which it is needed; those of the elements
+        where a reduction is all that is computed.
+
+    Raises
+    ------
+    ConfigError
+        There are to be retractions, and it is not known of what.
     """
     if isinstance(input_type, str):
         input_type = ElementType(input_type)
+    results = _results(spec, computation, input_type, result_type)
     if isinstance(spec.assigner, MergingWindowAssigner):
-        return MergingWindowOperator(spec, computation, input_type)
-    return WindowOperator(spec, computation, input_type)
+        return MergingWindowOperator(spec, computation, input_type, results)
+    return WindowOperator(spec, computation, input_type, results)
+
+
+def _results(
+    spec: WindowSpec, computation: WindowComputation, input_type: ElementType, result_type: str | None
+) -> WindowResults:
+    if spec.retraction_field is None:
+        return PlainResults()
+    if result_type is not None:
+        return RetractedResults(ElementType(result_type))
+    if isinstance(computation, ReduceWindow) and computation.then is None:
+        return RetractedResults(input_type)
+    raise ConfigError(
+        "windows with retractions keep their results, and the fields of these are not known",
+        what_to_do="say them: result_type='user STRING, total LONG'",
+    )
 
 
 class WindowOperator(KeyedStreamOperator):
     """Windows that stay what they are; see :func:`window_operator`."""
 
-    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: ElementType) -> None:
-        self._spec, self._assigner = spec, spec.assigner
+    def __init__(
+        self,
+        spec: WindowSpec,
+        computation: WindowComputation,
+        input_type: ElementType,
+        results: WindowResults,
+    ) -> None:
+        self._spec, self._assigner, self._results = spec, spec.assigner, results
         self._trigger = spec.actual_trigger
         self._contents = contents_of(computation, input_type, spec.evictor)
         self._function = computation.process if isinstance(computation, ProcessWindow) else computation.then
@@ -68,6 +102,7 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
         self._contents.open(states)
+        self._results.open(states)
         self._kept = states.tables[CONTENTS]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
         function_states = FunctionStates(of_key, states, self._can_have_window_state)
@@ -162,6 +197,8 @@ class WindowOperator(KeyedStreamOperator):
             self._contents.fire(self._emit, window, self._trigger_context)
         if result.is_purge:
             self._contents.clear()
+            # The next result does not contain this one, so it does not replace it.
+            self._results.settle(key, window)
         self._scope.enter(key, window)
 
     def _emit(self, elements: Sequence[Any]) -> None:
@@ -172,13 +209,16 @@ class WindowOperator(KeyedStreamOperator):
             rows = self._function.process(self._scope.key, self._firing, elements)
         if rows is not None:
             # A generator runs here, with the window still the current one.
-            self._context.emit(rows, self._firing.window.max_timestamp_ms)
+            window = self._firing.window
+            rows = self._results.fired(self._scope.key, window, rows)
+            self._context.emit(rows, window.max_timestamp_ms)
 
     def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
         """Remove all that is kept of a window, which is the current one."""
         key = self._scope.key
         self._scope.enter(key, place)
         self._contents.clear()
+        self._results.settle(key, window)
         self._scope.enter(key, window)
         self._trigger.clear(window, self._trigger_context)
         if self._function is not None:
@@ -229,8 +269,14 @@ class WindowOperator(KeyedStreamOperator):
 class MergingWindowOperator(WindowOperator):
     """Windows that may become one: sessions; see :func:`window_operator`."""
 
-    def __init__(self, spec: WindowSpec, computation: WindowComputation, input_type: ElementType) -> None:
-        super().__init__(spec, computation, input_type)
+    def __init__(
+        self,
+        spec: WindowSpec,
+        computation: WindowComputation,
+        input_type: ElementType,
+        results: WindowResults,
+    ) -> None:
+        super().__init__(spec, computation, input_type, results)
         if not isinstance(spec.assigner, MergingWindowAssigner):
             raise ConfigError(f"{type(spec.assigner).__name__} has no windows that merge")
         self._merging = spec.assigner
@@ -284,6 +330,7 @@ class MergingWindowOperator(WindowOperator):
         self._trigger.on_merge(merge.window, self._trigger_context)
         self._trigger_context.merging(())
         for window in merge.merged:
+            self._context.emit(self._results.withdrawn(key, window), window.max_timestamp_ms)
             self._scope.enter(key, window)
             self._trigger.clear(window, self._trigger_context)
             self._delete_cleanup(window)

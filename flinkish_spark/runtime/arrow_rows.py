@@ -83,6 +83,29 @@ class OutputError(ValueError):
         self.row = row
 
 
+def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """Return what a function emitted as a tuple.
+
+    Raises
+    ------
+    OutputError
+        It is no row, or has a field that is not among the names.
+    """
+    if isinstance(row, tuple):
+        return row
+    if isinstance(row, dict):
+        strange = sorted(set(row) - set(names))
+        if strange:
+            declared = ", ".join(names)
+            raise OutputError(f"emitted the field {strange[0]!r}, declared are {declared}")
+        return tuple(row.get(name) for name in names)
+    if isinstance(row, list):
+        return tuple(row)
+    if dataclasses.is_dataclass(row):
+        return as_row(dataclasses.asdict(row), names)  # type: ignore[arg-type]
+    raise OutputError(f"emitted a {type(row).__name__}; emit a tuple, Row, dict or dataclass per output row")
+
+
 class RowWriter:
     """Turns what a function emitted into columns, checking every value's type.
 
@@ -104,7 +127,7 @@ class RowWriter:
             Wrong number of fields, or a value of another type; names field and value.
         """
         width = len(self._names)
-        rows = [row if isinstance(row, tuple) else self._as_tuple(row, at) for at, row in enumerate(rows)]
+        rows = [row if isinstance(row, tuple) else self._as_row(row, at) for at, row in enumerate(rows)]
         if rows and set(map(len, rows)) != {width}:
             at, wrong = next((at, row) for at, row in enumerate(rows) if len(row) != width)
             names = ", ".join(self._names)
@@ -112,20 +135,11 @@ class RowWriter:
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
-    def _as_tuple(self, row: Any, at: int) -> tuple[Any, ...]:
-        if isinstance(row, dict):
-            strange = sorted(set(row) - set(self._names))
-            if strange:
-                names = ", ".join(self._names)
-                raise OutputError(f"emitted the field {strange[0]!r}, declared are {names}", at)
-            return tuple(row.get(name) for name in self._names)
-        if isinstance(row, list):
-            return tuple(row)
-        if dataclasses.is_dataclass(row):
-            return self._as_tuple(dataclasses.asdict(row), at)  # type: ignore[arg-type]
-        raise OutputError(
-            f"emitted a {type(row).__name__}; emit a tuple, Row, dict or dataclass per output row", at
-        )
+    def _as_row(self, row: Any, at: int) -> tuple[Any, ...]:
+        try:
+            return as_row(row, self._names)
+        except OutputError as error:
+            raise OutputError(str(error), at) from None
 
     @staticmethod
     def _array(field: pa.Field, column: Sequence[Any]) -> pa.Array:

@@ -173,8 +173,10 @@ class ElementRunner:
                 elements.append(Elements(keys, values, times, shape.entry))
         self._load(group, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
+        # First, since it names the field of a row that is not as it was declared; states keep results, too.
+        written = list(self._written(emitted))
         group.store(self._run)
-        yield from self._written(emitted)
+        yield from written
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""

@@ -34,6 +34,10 @@ class WindowSpec:
         again. Nothing changes for processing time.
     late_output
         Where elements go that came too late for all their windows; None: they are dropped and counted.
+    retraction_field
+        Name of a BOOLEAN field behind those of a result. It is false in a result and true in one that is
+        emitted once more because it does not stand any more: its window fires again, or is part of another
+        one. None: there is no such field, and nothing is emitted twice.
 
     Raises
     ------
@@ -52,6 +56,7 @@ class WindowSpec:
     evictor: Evictor | None = None
     allowed_lateness_ms: int = 0
     late_output: OutputTag | None = None
+    retraction_field: str | None = None
 
     def __post_init__(self) -> None:
         lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
@@ -61,6 +66,7 @@ class WindowSpec:
             ("trigger", self.trigger, Trigger),
             ("evictor", self.evictor, Evictor),
             ("late_output", self.late_output, OutputTag),
+            ("retraction_field", self.retraction_field, str),
         ):
             if value is not None:
                 instance_of(name, value, kind, what_to_do="give one, or leave it out")
