@@ -79,7 +79,9 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	    '$(PY) -m pytest tests/unit $(PROTOCOL:%=--ignore=%)'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
-SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py)
+# The second line is there because the others take longer.
+SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py) \
+    $(patsubst %,tests/spark/test_%.py,refusals replay rewind two_phase_job)
 spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 	@tools/lanes.sh $(BUILD)/lanes-spark \
 	    '$(PY) -m pytest $(SINKS)' \
@@ -87,7 +89,8 @@ spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 
 # These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
 DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py) \
-    $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py)
+    $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py) \
+    tests/broker/test_savepoints.py
 broker: setup $(BUILD)/classes.jsa ## a real Kafka broker
 	@tools/lanes.sh $(BUILD)/lanes-broker \
 	    '$(PY) -m pytest tests/broker --jvm without' \
