@@ -51,8 +51,13 @@ public final class LocalCheckpointFiles extends FileContextBasedCheckpointFileMa
     try {
       java.nio.file.Path file = onDisk(path);
       OutputStream out = Files.newOutputStream(file);
-      if (file.getFileSystem().supportedFileAttributeViews().contains("posix")) {
-        Files.setPosixFilePermissions(file, permissions);
+      try {
+        if (file.getFileSystem().supportedFileAttributeViews().contains("posix")) {
+          Files.setPosixFilePermissions(file, permissions);
+        }
+      } catch (IOException | RuntimeException e) {
+        out.close();
+        throw e;
       }
       return new FSDataOutputStream(new BufferedOutputStream(out, BUFFER_BYTES), null);
     } catch (NoSuchFileException e) {
@@ -70,7 +75,7 @@ public final class LocalCheckpointFiles extends FileContextBasedCheckpointFileMa
     }
   }
 
-  /** Whether the target is there; false if this disk cannot do it so, and nothing has changed. */
+  /** Whether the target is there; false if this disk cannot do it so: then at most an old checksum is gone. */
   private static boolean appeared(Path from, Path to, boolean overwrite) {
     try {
       // Of an entry that Hadoop wrote there before, by a start without this class: it would not fit the new content.
