@@ -139,7 +139,15 @@ class KeyedStream:
         """
         return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
 
-    def sum(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+    def sum(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
         """Emit each key's first element with the sum of a field of all.
 
         Parameters
@@ -148,32 +156,70 @@ class KeyedStream:
             Nulls are left out; a sum that leaves the field's type stops the job.
         emit
             For each element, as in Flink, or once per key and micro-batch, many times as fast.
-        uid
+        ttl
+            How long a key's element lives; None: for ever.
+        uid, max_parallelism
             As of :meth:`process`.
         """
-        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit)
+        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
 
-    def min(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+    def min(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
-        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit)
+        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
 
-    def max(self, field: str, *, uid: str, emit: Emit = Emit.PER_ELEMENT) -> DataStream:
+    def max(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
-        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit)
+        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
 
     def min_by(
-        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, emit: Emit = Emit.PER_ELEMENT
+        self,
+        field: str,
+        *,
+        uid: str,
+        ties: Ties = Ties.FIRST,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the least; of several, the one that `ties` says."""
-        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit)
+        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
     def max_by(
-        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, emit: Emit = Emit.PER_ELEMENT
+        self,
+        field: str,
+        *,
+        uid: str,
+        ties: Ties = Ties.FIRST,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
-        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit)
+        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
-    def fold(self, *columns: AggregateColumn, uid: str, ttl: StateTtl | None = None) -> DataStream:
+    def fold(
+        self,
+        *columns: AggregateColumn,
+        uid: str,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
         """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
 
         Computed over columns, most of it before the shuffle.
@@ -185,7 +231,7 @@ class KeyedStream:
             fields, do not come out.
         ttl
             How long a key's row lives; None: for ever.
-        uid
+        uid, max_parallelism
             As of :meth:`process`.
 
         Raises
@@ -198,14 +244,21 @@ class KeyedStream:
                 f"fold() of '{uid}' got {columns!r}",
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
-        return self._keyed(FoldingColumns(columns, ttl), None, uid, None)
+        return self._keyed(FoldingColumns(columns, ttl), None, uid, max_parallelism)
 
-    def _folding(self, aggregate: ElementAggregate, uid: str, emit: Emit) -> DataStream:
+    def _folding(
+        self,
+        aggregate: ElementAggregate,
+        uid: str,
+        emit: Emit,
+        ttl: StateTtl | None,
+        max_parallelism: int | None,
+    ) -> DataStream:
         match emit:
             case Emit.PER_ELEMENT:
-                return self._keyed(FoldingElements(aggregate), None, uid, None)
+                return self._keyed(FoldingElements(aggregate, ttl), None, uid, max_parallelism)
             case Emit.PER_KEY:
-                return self._keyed(FoldingColumns(aggregate), None, uid, None)
+                return self._keyed(FoldingColumns(aggregate, ttl), None, uid, max_parallelism)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
         """Divide each key's elements into windows.

@@ -99,6 +99,12 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        if then is not None and output is None:
+            raise ConfigError(
+                f"reduce() of '{uid}' has a window function and no output",
+                why="without it the fields of the elements are taken, and a window function makes others",
+                what_to_do="say what it emits: output='user STRING, total LONG'",
+            )
         return self._apply(ReduceWindow(reduce, then), uid, output, max_parallelism)
 
     def aggregate(
@@ -178,7 +184,7 @@ class WindowedStream:
         column_windows(self._spec, uid)
         return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
 
-    def sum(self, field: str, *, uid: str) -> DataStream:
+    def sum(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
         """Emit the sum of a field under the field's name; see :meth:`fold`.
 
         Parameters
@@ -186,15 +192,15 @@ class WindowedStream:
         field
             Nulls are left out; a sum that leaves the field's type stops the job.
         """
-        return self.fold(AggregateColumn(field, Fold.SUM, field), uid=uid)
+        return self.fold(AggregateColumn(field, Fold.SUM, field), uid=uid, max_parallelism=max_parallelism)
 
-    def min(self, field: str, *, uid: str) -> DataStream:
+    def min(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
         """Emit the least of a field under the field's name; see :meth:`fold`."""
-        return self.fold(AggregateColumn(field, Fold.MIN, field), uid=uid)
+        return self.fold(AggregateColumn(field, Fold.MIN, field), uid=uid, max_parallelism=max_parallelism)
 
-    def max(self, field: str, *, uid: str) -> DataStream:
+    def max(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
         """Emit the greatest of a field under the field's name; see :meth:`fold`."""
-        return self.fold(AggregateColumn(field, Fold.MAX, field), uid=uid)
+        return self.fold(AggregateColumn(field, Fold.MAX, field), uid=uid, max_parallelism=max_parallelism)
 
     def _apply(
         self,

@@ -180,7 +180,7 @@ class BroadcastTables:
 
         Raises
         ------
-        OperatorValueMismatch
+        StateValueError
             A key or value does not fit its declared type.
         """
         tables = {

@@ -291,21 +291,35 @@ class GroupState:
         """Return the number of timers."""
         return sum(len(self._living_timers(domain)[0]) for domain in TimeDomain)
 
-    def dump(self, group: int, policy: BasePolicy) -> bytes:
+    def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
         """Return the value to store; moves the entries into a new base if it is time to.
 
-        A former base is deleted when no state to which the job may go back names it. That holds whatever
-        becomes of this micro-batch, so it may be done before its end.
+        Entries that have expired are left out of a value in one piece and of a new base. A former base is
+        deleted when no state to which the job may go back names it. That holds whatever becomes of this
+        micro-batch, so it may be done before its end.
+
+        Parameters
+        ----------
+        now_ms
+            The micro-batch's processing time.
         """
         self._former = [one for one in self._former if not self._is_released(*one)]
+        for table in self._tables.values():
+            table.forget_expired(now_ms)
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
-        grown = len(value) > policy.smallest_bytes if self.base is None else self._is_delta_full(policy)
+        grown = len(value) > policy.smallest_bytes
+        if self.base is not None:
+            grown = self._is_delta_full(policy) or self._is_base_expired(policy, now_ms)
         if not grown:
             return value
-        merged = self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+        merged = {name: table.merged_at(now_ms) for name, table in self._tables.items()}
         if self.base is not None:
             self._former.append((self.base.file, self._bases.batch))
-        return self._frame({}, self._bases.write(group, merged))
+        whole = self._frame(merged, None)
+        if len(whole) <= policy.smallest_bytes:
+            # So much has expired or was removed that it fits into the value again.
+            return whole
+        return self._frame({}, self._bases.write(group, whole))
 
     def _is_released(self, file: str, batch: int) -> bool:
         retained = self._bases.retained_batch
@@ -351,6 +365,12 @@ class GroupState:
         upper = sum(table.delta.num_rows for table in self._tables.values())
         lower = sum(len(table) for table in self._tables.values()) - upper
         return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * lower))
+
+    def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
+        """Whether most of the base has expired: who writes it anew then has at least as much to leave out."""
+        lower = sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
+        expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
+        return bool(expired > max(policy.smallest_delta_rows, lower / 2))
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
         owner = {

@@ -21,6 +21,7 @@ from flinkish_spark.operators.key_index import group_numbers
 from flinkish_spark.operators.table_codec import (
     ALIVE,
     HASH,
+    TOUCHED,
     Row,
     TableLayout,
     decode_rows,
@@ -91,6 +92,26 @@ class LayeredTable:
         if rows.num_rows or len(gone):
             self.delta = _joined([_without(self.delta, gone), rows])
             self.is_changed = True
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Leave out what has expired, where no older layer would show through."""
+        if self.base is None:
+            self.delta = self._fresh(self.delta, now_ms)
+
+    def expired_in_base(self, now_ms: int) -> int:
+        """Return how many rows of the base have expired, whether or not the delta has newer ones."""
+        return 0 if self.base is None else int(self.base.num_rows - self._fresh(self.base, now_ms).num_rows)
+
+    def merged_at(self, now_ms: int) -> pa.RecordBatch:
+        """Return all entries that have not expired as one layer, sorted by hash."""
+        return self._fresh(self.merged(), now_ms)
+
+    def _fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        ttl = self.layout.ttl
+        if ttl is None or not rows.num_rows:
+            return rows
+        is_fresh = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
+        return rows if is_fresh.all() else rows.filter(pa.array(is_fresh))
 
     def merged(self) -> pa.RecordBatch:
         """Return all living entries as one layer, sorted by hash."""

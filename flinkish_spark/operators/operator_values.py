@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
+from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 
 _OWNER = ""
@@ -72,13 +73,13 @@ def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> 
 
     Raises
     ------
-    OperatorValueMismatch
+    StateValueError
         A value does not fit its declared type.
     """
     try:
         arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     except ValueMismatch as error:
-        raise OperatorValueMismatch(f"{what}: {error}") from error
+        raise StateValueError(f"{what} got a wrong value: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -39,8 +39,8 @@ _WINDOW = ("from", "to")
 Convert = Callable[[Any], Any]
 
 
-class TableCodecError(ValueError):
-    """An entry does not fit its declared type, or stored columns are not those of the declaration."""
+class StateValueError(ValueError):
+    """A function gave a state a value that does not fit the declared type."""
 
 
 class SlotForm(enum.Enum):
@@ -164,8 +164,8 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 
     Raises
     ------
-    TableCodecError
-        A value does not fit its declared type.
+    StateValueError
+        A value does not fit its declared type; names field and key.
     """
     if not rows:
         return layout.empty
@@ -180,7 +180,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     columns += _spread([row.value if row.alive or keeps else nothing for row in rows], width)
     columns.append([row.alive for row in rows])
     batch = pa.RecordBatch.from_arrays(
-        [_array(layout, field, column) for field, column in zip(layout.schema, columns, strict=True)],
+        [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
         schema=layout.schema,
     )
     return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
@@ -214,11 +214,15 @@ def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarr
     return places
 
 
-def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any]) -> pa.Array:
+def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
     try:
         return strict_array(column, field.type)
     except ValueMismatch as error:
-        raise TableCodecError(f"state {layout.name!r}: {field.name} of {error}") from error
+        name = (field.metadata or {}).get(NAME.encode(), b"value").decode()
+        what = "the value" if name == "value" else f"field {name!r}"
+        at = next((at for at, one in enumerate(column) if one is error.value), None)
+        of_key = "" if at is None else f" of key {keys[at]!r:.200}"
+        raise StateValueError(f"state {layout.name!r} got a wrong value: {what}{of_key}: {error}") from error
 
 
 def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:

@@ -19,6 +19,52 @@ class ValueMismatch(ValueError):
 _REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    # What would be cut or does not fit is refused by a cast; pandas makes floats of integers with gaps.
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+_KINDS = (
+    _is_text,
+    _is_number,
+    pa.types.is_boolean,
+    pa.types.is_timestamp,
+    pa.types.is_date,
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+)
+
+
+def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a column may be cast to a declared type: both are text, numbers, and so on.
+
+    Examples
+    --------
+    >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.string(), pa.int64())
+    (True, False)
+    """
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return is_of_kind(given.key_type, wanted.key_type) and is_of_kind(given.item_type, wanted.item_type)
+    if _is_list(given) and _is_list(wanted):
+        return is_of_kind(given.value_type, wanted.value_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        return [field.name for field in given] == [field.name for field in wanted] and all(
+            is_of_kind(one.type, other.type) for one, other in zip(given, wanted, strict=True)
+        )
+    return any(is_one(given) and is_one(wanted) for is_one in _KINDS)
+
+
 def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return `column` as an Arrow array of `kind`.
 

@@ -23,7 +23,8 @@ from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
-from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, as_schema, block_schema
+from flinkish_spark.runtime.arrow_values import is_of_kind
+from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, block_schema
 
 
 class Distribution(enum.Enum):
@@ -287,12 +288,19 @@ class BatchRunner:
         given: Mapping[str, pa.Array] = {**times, **dict(zip(rows.schema.names, rows.columns, strict=True))}
         if set(given) != set(wanted):
             raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(wanted)}")
-        try:
-            return as_schema(
-                pa.RecordBatch.from_arrays([given[n] for n in wanted], names=wanted), self._schema
-            )
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise OutputError(f"emitted a wrong column: {error}") from error
+        columns = [_declared(field, given[field.name]) for field in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _declared(field: pa.Field, column: pa.Array) -> pa.Array:
+    """Return a column with its declared type: another width of the same, never a number out of text."""
+    wrong = f"emitted a wrong column: field {field.name!r}"
+    if not is_of_kind(column.type, field.type):
+        raise OutputError(f"{wrong} has the type {column.type}, declared is {field.type}")
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise OutputError(f"{wrong}: {error}") from error
 
 
 def _part(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:

@@ -30,7 +30,7 @@ from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, Gro
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
-from flinkish_spark.operators.table_codec import TableCodecError
+from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.vectorized_windows import WindowFold
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
@@ -70,7 +70,7 @@ STATE_MARKER = "[FLINKISH_STATE]"
 
 #: When a key group's entries move out of its state value.
 POLICY = BasePolicy()
-_STATE_FAULTS = (FrameError, StateMismatch, TableCodecError)
+_STATE_FAULTS = (FrameError, StateMismatch)
 
 
 class OperatorFailed(RuntimeError):
@@ -216,7 +216,8 @@ class KeyedOperator:
             out = self._process(runner, entries, self._inputs(records))
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else POLICY
-                state.update((entries.dump(group, policy),))
+                now_ms = self._micro_batch().progress(spec.uid).processing_time_ms
+                state.update((entries.dump(group, policy, now_ms),))
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
@@ -311,6 +312,8 @@ class KeyedOperator:
             raise self._blame(str(failure), failure.error, **facts) from failure.error
         except OutputError as error:
             raise self._blame(f"the function {error}", error) from error
+        except StateValueError as error:
+            raise self._blame(str(error), error) from error
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except Exception as error:

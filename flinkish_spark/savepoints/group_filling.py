@@ -16,7 +16,7 @@ from flinkish_spark.operators.group_run import ElementFailed, Elements, GroupRun
 from flinkish_spark.operators.group_state import GroupLayout, GroupState, NoBases
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
-from flinkish_spark.operators.table_codec import HASH, TableCodecError
+from flinkish_spark.operators.table_codec import HASH, StateValueError
 from flinkish_spark.runtime.arrow_rows import RowReader
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import from_block
@@ -91,7 +91,7 @@ class FillGroup:
             raise self._blame("it emits, and a bootstrap has no output")
         try:
             return state.dump_whole() if state.store(run) else None
-        except TableCodecError as error:
+        except StateValueError as error:
             raise self._blame(str(error)) from error
 
     def _open(self) -> tuple[GroupRun, GroupLayout, RowReader]:

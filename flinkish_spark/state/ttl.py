@@ -18,8 +18,9 @@ class StateTtl:
     """Time to live of a state's entries, by processing time.
 
     The clock is the micro-batch's processing time, which a micro-batch that is run again has again. An
-    expired entry is never returned. It is removed when its key is touched, and at the latest when the key
-    group's state is rewritten.
+    expired entry is never returned. It is removed when it is read, and when its key group stores something:
+    of a small one (up to 128 KiB) at once, of a larger one when most of its older entries have expired, or
+    when enough has changed that they are written anew.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ class FoldHarness:
             for name, count in self._runner.counts.items():
                 self._output.counts[name] = self._output.counts.get(name, 0) + count
             if state.is_changed:
-                self._values[group] = state.dump(group, self._policy)
+                self._values[group] = state.dump(group, self._policy, progress.processing_time_ms)
         self._watermark_ms = reached_ms
 
     # -- output ---------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ class OperatorHarness:
         self._load(state, hash_of, progress)
         self._collect(self._run.run([], progress, behind))
         if state.store(self._run):
-            self._values[group] = state.dump(group, self._policy)
+            self._values[group] = state.dump(group, self._policy, progress.processing_time_ms)
 
     def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
         """Put a key group's entries into the run; a hook for operators that want more of them."""

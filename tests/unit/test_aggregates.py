@@ -161,7 +161,7 @@ class Vectorised:
         state = GroupState(self.layout, self.value, self.bases)
         stored = state.columns(AGGREGATE, index, now_ms)
         result = merge(self.aggregation, pa.concat_batches(partials), index, stored)
-        self.value = state.dump(0, TINY)
+        self.value = state.dump(0, TINY, 0)
         found = list(zip(*(column.to_pylist() for column in result.columns), strict=True))
         return dict(zip(index.keys[0].to_pylist(), found, strict=True))
 
@@ -237,7 +237,7 @@ def test_the_second_step_runs_where_functions_over_columns_run() -> None:
         given = pa.RecordBatch.from_arrays(arrays, names=[C.KEY_HASH, "c0", "c1", "c2"])
         group = GroupState(runner.layout, value, MemoryBases())
         out = list(runner.process([given], group, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 0)))
-        value = group.dump(0, BasePolicy())
+        value = group.dump(0, BasePolicy(), 0)
         seen.append(
             plain(zip(*(column.to_pylist() for one in out for column in one.rows.columns), strict=True))
         )

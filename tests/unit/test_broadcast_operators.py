@@ -17,6 +17,7 @@ from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
+from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
@@ -288,7 +289,7 @@ def test_broadcast_state_is_checked_when_it_is_stored_and_read() -> None:
     with pytest.raises(FrameError):
         BroadcastTables("op", [SEEN], value[:-1])
     tables.writable(SEEN)[2] = "two"
-    with pytest.raises(OperatorValueMismatch, match="'two'"):
+    with pytest.raises(StateValueError, match="'two'"):
         tables.dump()
     with pytest.raises(OperatorValueMismatch, match=r"no broadcast state 'x'.*Known: rules, seen"):
         tables.writable(MapStateDescriptor("x", "LONG", "LONG"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import KeyedProcessFunction, OutputTag, ValueStateDescriptor
+from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, OutputTag, ValueStateDescriptor
 from flinkish_spark.functions import KeyedCoProcessFunction
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
@@ -22,7 +23,13 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
-from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, Origins
+from flinkish_spark.runtime.keyed_operator import (
+    USER_FUNCTION_MARKER,
+    KeyedOperator,
+    KeyedOperatorSpec,
+    OperatorFailed,
+    Origins,
+)
 from flinkish_spark.runtime.row_blocks import (
     BEHIND,
     EMITTED,
@@ -313,6 +320,47 @@ def test_a_vectorised_function_gets_columns_and_keeps_state():
         run(operator(Totals(("user", "sum", "orders"))), [frame(rows)], State())
 
 
+class OneColumn(VectorizedProcessFunction):
+    def __init__(self, column):
+        self.column = column
+
+    def process_batch(self, batch, ctx):
+        yield pa.RecordBatch.from_arrays([self.column], names=["found"])
+
+
+@pytest.mark.parametrize(
+    "column,output,found",
+    [
+        (pa.array([5], pa.int32()), "found LONG", 5),
+        (pa.array([5.0]), "found LONG", 5),
+        (pa.array(["a"], pa.large_string()), "found STRING", "a"),
+        (pa.array(["a"]).dictionary_encode(), "found STRING", "a"),
+        (pa.nulls(1), "found STRING", None),
+        (pa.array([[1]], pa.list_(pa.int32())), "found ARRAY<LONG>", [1]),
+    ],
+)
+def test_a_column_gets_the_declared_width(column, output, found):
+    rows = emitted(operator(OneColumn(column), output), [frame([("a", 1)])], State())
+    assert [row["found"] for row in rows if row[C.KIND] == int(C.Kind.RECORD)] == [found]
+
+
+@pytest.mark.parametrize(
+    "column,output,says",
+    [
+        (pa.array(["12"]), "found LONG", "field 'found' has the type string, declared is int64"),
+        (pa.array([12]), "found STRING", "field 'found' has the type int64, declared is string"),
+        (pa.array([True]), "found LONG", "field 'found' has the type bool"),
+        (pa.array([1.5]), "found LONG", "field 'found': Float value 1.5"),
+        (pa.array([1 << 40]), "found INT", "field 'found': Integer value 1099511627776"),
+        (pa.array([["1"]]), "found ARRAY<LONG>", "field 'found' has the type list"),
+    ],
+)
+def test_a_column_of_another_kind_is_refused_with_its_field(column, output, says):
+    with pytest.raises(OperatorFailed, match="totals") as failed:
+        run(operator(OneColumn(column), output), [frame([("a", 1)])], State())
+    assert says in str(failed.value)
+
+
 def test_a_failing_function_names_the_record():
     with pytest.raises(OperatorFailed) as failed:
         run(operator(), [frame([("a", 1), ("a", 13)], channel=2, start=40)], State())
@@ -348,6 +396,41 @@ def test_a_wrong_row_is_refused_with_field_and_value(row, says):
     with pytest.raises(OperatorFailed, match="totals") as failed:
         run(operator(Emits(row)), [frame([("a", 1)])], State())
     assert says in str(failed.value)
+
+
+class Stores(KeyedProcessFunction):
+    """Gives its states what they were not declared for."""
+
+    def __init__(self, total, seen):
+        self.given = total, seen
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", "total LONG, orders LONG"))
+        self.seen = context.get_list_state(ListStateDescriptor("seen", "LONG"))
+
+    def process_element(self, value, ctx):
+        total, seen = self.given
+        self.total.update(total)
+        self.seen.add(seen)
+
+
+@pytest.mark.parametrize(
+    "total,seen,says",
+    [
+        (
+            (1, "many"),
+            1,
+            "state 'total' got a wrong value: field 'orders' of key 'a': type int64 cannot",
+        ),
+        ((1.5, 2), 1, "state 'total' got a wrong value: field 'total' of key 'a'"),
+        ((1, 2), "x", "state 'seen' got a wrong value: the value of key 'a'"),
+    ],
+)
+def test_a_wrong_value_for_a_state_is_the_function_s_fault(total, seen, says):
+    """And no damage of what is stored: the job goes on where it was when the function is mended."""
+    with pytest.raises(OperatorFailed, match=re.escape(USER_FUNCTION_MARKER)) as failed:
+        run(operator(Stores(total, seen)), [frame([("a", 1)])], State())
+    assert says in str(failed.value) and '"uid": "totals"' in str(failed.value)
 
 
 def test_a_dict_and_a_missing_field_are_fine():

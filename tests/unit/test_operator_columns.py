@@ -68,6 +68,6 @@ def test_columns_do_what_a_dict_does(batches, collide) -> None:
             model.update({name: t for name, t in zip(names, sums.tolist(), strict=True) if t % 5 != 0})
         assert columns.column().to_pylist() == [model.get(name) for name in names]
         if state.is_changed:
-            value = state.dump(0, TINY)
+            value = state.dump(0, TINY, 0)
     found = {} if value is None else {r.slot: r.value for r in GroupState(LAYOUT, value, bases).rows("value")}
     assert found == model

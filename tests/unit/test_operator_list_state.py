@@ -16,6 +16,7 @@ from flinkish_spark.operators.list_state import (
     redistribute,
 )
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
+from flinkish_spark.operators.table_codec import StateValueError
 
 SPLIT = OperatorListDescriptor("split", "file STRING, offset LONG")
 UNION = OperatorListDescriptor("union", "LONG", Redistribution.UNION)
@@ -98,5 +99,5 @@ def test_what_is_stored_is_checked() -> None:
     with pytest.raises(OperatorValueMismatch, match="there is no operator list state 'x'"):
         lists.state(OperatorListDescriptor("x", "LONG"))
     lists.state(UNION).add("text")
-    with pytest.raises(OperatorValueMismatch, match="'text'"):
+    with pytest.raises(StateValueError, match="'text'"):
         lists.dump()

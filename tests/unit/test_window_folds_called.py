@@ -148,7 +148,7 @@ def test_processing_time_windows_need_no_event_times_and_take_several_ways_in() 
         state = GroupState(runner.layout, value, MemoryBases())
         progress = Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, now_ms)
         assert list(runner.process(inputs, state, progress)) == []
-        value = state.dump(0, BasePolicy())
+        value = state.dump(0, BasePolicy(), 0)
     state = GroupState(runner.layout, value, MemoryBases())
     (out,) = runner.process([None] * 3, state, Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 9))
     assert out.first == 0

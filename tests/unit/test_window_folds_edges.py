@@ -221,7 +221,7 @@ def test_what_the_watermark_fires_is_before_it_and_what_comes_late_is_behind() -
         given = [block for own in blocks.values() for block in own]
         rows = in_order(given, schema) if given else None
         out = list(runner.process([rows], state, Progress(was_ms, now_ms, 0)))
-        values[0] = state.dump(0, TINY)
+        values[0] = state.dump(0, TINY, 0)
         return [(one.first, one.rows.column("total").to_pylist()) for one in out]
 
     # The element at 4 is before the watermark 9 and goes with the window; the one at 3 fires it again.
