@@ -58,15 +58,18 @@ class Windows:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
-        result = schemas[0] if self.result is None else self.result
-        return window_operator(self.spec, self.computation, ddl_of(schemas[0]), ddl_of(result))
+        result = ddl_of(self._result(schemas[0]))
+        return window_operator(self.spec, self.computation, ddl_of(schemas[0]), result)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
         """Return the fields of what is emitted."""
-        fields = list(schemas[0] if self.result is None else self.result)
+        fields = list(self._result(schemas[0]))
         if self.spec.retraction_field is not None:
             fields.append(T.StructField(self.spec.retraction_field, T.BooleanType()))
         return T.StructType(fields)
+
+    def _result(self, elements: T.StructType) -> T.StructType:
+        return elements if self.result is None else self.result
 
 
 @dataclass(frozen=True)

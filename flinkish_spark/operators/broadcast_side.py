@@ -182,7 +182,7 @@ class BroadcastSide:
 
         Raises
         ------
-        OperatorValueMismatch
+        StateValueError
             A key or value does not fit its declared type.
         """
         if not self.tables.is_changed:

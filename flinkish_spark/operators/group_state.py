@@ -316,8 +316,7 @@ class GroupState:
         if self.base is not None:
             self._former.append((self.base.file, self._bases.batch))
         whole = self._frame(merged, None)
-        if len(whole) <= policy.smallest_bytes:
-            # So much has expired or was removed that it fits into the value again.
+        if len(whole) <= policy.smallest_bytes:  # So much has expired that it fits into the value again.
             return whole
         return self._frame({}, self._bases.write(group, whole))
 
@@ -363,14 +362,16 @@ class GroupState:
 
     def _is_delta_full(self, policy: BasePolicy) -> bool:
         upper = sum(table.delta.num_rows for table in self._tables.values())
-        lower = sum(len(table) for table in self._tables.values()) - upper
-        return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * lower))
+        return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows))
 
     def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
         """Whether most of the base has expired: who writes it anew then has at least as much to leave out."""
-        lower = sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
         expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
-        return bool(expired > max(policy.smallest_delta_rows, lower / 2))
+        return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
+
+    @property
+    def _base_rows(self) -> int:
+        return sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
         owner = {

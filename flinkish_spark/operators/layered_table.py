@@ -100,18 +100,24 @@ class LayeredTable:
 
     def expired_in_base(self, now_ms: int) -> int:
         """Return how many rows of the base have expired, whether or not the delta has newer ones."""
-        return 0 if self.base is None else int(self.base.num_rows - self._fresh(self.base, now_ms).num_rows)
+        is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
+        return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
     def merged_at(self, now_ms: int) -> pa.RecordBatch:
         """Return all entries that have not expired as one layer, sorted by hash."""
         return self._fresh(self.merged(), now_ms)
 
     def _fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        is_fresh = self._is_fresh(rows, now_ms)
+        return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
+
+    def _is_fresh(self, rows: pa.RecordBatch, now_ms: int) -> Array | None:
+        """Return of each row whether it has not expired; None where entries do not expire."""
         ttl = self.layout.ttl
-        if ttl is None or not rows.num_rows:
-            return rows
-        is_fresh = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
-        return rows if is_fresh.all() else rows.filter(pa.array(is_fresh))
+        if ttl is None:
+            return None
+        is_fresh: Array = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
+        return is_fresh
 
     def merged(self) -> pa.RecordBatch:
         """Return all living entries as one layer, sorted by hash."""

@@ -162,7 +162,7 @@ class OperatorLists:
 
         Raises
         ------
-        OperatorValueMismatch
+        StateValueError
             An item does not fit its declared type.
         """
         tables = {

@@ -16,7 +16,7 @@ _OWNER = ""
 
 
 class OperatorValueMismatch(ValueError):
-    """What is stored belongs to another operator or declaration, or a value does not fit its type."""
+    """What is stored belongs to another operator or declaration."""
 
 
 def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:

@@ -330,7 +330,8 @@ class MergingWindowOperator(WindowOperator):
         self._trigger.on_merge(merge.window, self._trigger_context)
         self._trigger_context.merging(())
         for window in merge.merged:
-            self._context.emit(self._results.withdrawn(key, window), window.max_timestamp_ms)
+            if rows := self._results.withdrawn(key, window):
+                self._context.emit(rows, window.max_timestamp_ms)
             self._scope.enter(key, window)
             self._trigger.clear(window, self._trigger_context)
             self._delete_cleanup(window)

@@ -8,7 +8,7 @@ or keeps them by key and window, has what is true after every row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flinkish_spark.operators.keyed_context import KeyedStates
@@ -34,7 +34,7 @@ class WindowResults(ABC):
         """Return what is emitted when a window fires with these rows."""
 
     @abstractmethod
-    def withdrawn(self, key: Any, window: TimeWindow) -> Iterable[Any]:
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
         """Return what is emitted of a window that is part of another one now."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class PlainResults(WindowResults):
         """Return the rows."""
         return rows
 
-    def withdrawn(self, key: Any, window: TimeWindow) -> Iterable[Any]:
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
         """Return nothing."""
         return ()
 
@@ -95,7 +95,7 @@ class RetractedResults(WindowResults):
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]
 
-    def withdrawn(self, key: Any, window: TimeWindow) -> Iterable[Any]:
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
         """Return the last results, retracted; they are not kept any more."""
         self._scope.enter(key, window)
         last = [(*row, True) for row in self._last.get()]

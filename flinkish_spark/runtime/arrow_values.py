@@ -38,6 +38,7 @@ _KINDS = (
     pa.types.is_boolean,
     pa.types.is_timestamp,
     pa.types.is_date,
+    pa.types.is_duration,
     lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
 )
 

@@ -25,7 +25,7 @@ from flinkish_spark.errors import InternalError
 from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
-from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
+from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
 from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, GroupState, NoBases
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
@@ -213,11 +213,11 @@ class KeyedOperator:
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
             due_before = _next_due_ms(entries)
-            out = self._process(runner, entries, self._inputs(records))
+            progress = self._micro_batch().progress(spec.uid)
+            out = self._process(runner, entries, self._inputs(records), progress)
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else POLICY
-                now_ms = self._micro_batch().progress(spec.uid).processing_time_ms
-                state.update((entries.dump(group, policy, now_ms),))
+                state.update((entries.dump(group, policy, progress.processing_time_ms),))
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
@@ -290,8 +290,9 @@ class KeyedOperator:
             found.append(in_order(blocks, shape.schema) if blocks else None)
         return found
 
-    def _process(self, runner: GroupRunner, entries: GroupState, inputs: InputRows) -> list[OutRows]:
-        progress = self._micro_batch().progress(self.spec.uid)
+    def _process(
+        self, runner: GroupRunner, entries: GroupState, inputs: InputRows, progress: Progress
+    ) -> list[OutRows]:
         if isinstance(runner, KeyedBroadcastRunner) and self._begun != self._attempt:
             raise InternalError("Spark called a key group in front of its partition's broadcast side")
         return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))

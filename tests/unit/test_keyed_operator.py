@@ -20,6 +20,7 @@ from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.stored_groups import describe_group
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.arrow_values import is_of_kind
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
@@ -342,6 +343,11 @@ class OneColumn(VectorizedProcessFunction):
 def test_a_column_gets_the_declared_width(column, output, found):
     rows = emitted(operator(OneColumn(column), output), [frame([("a", 1)])], State())
     assert [row["found"] for row in rows if row[C.KIND] == int(C.Kind.RECORD)] == [found]
+
+
+def test_what_pandas_makes_of_time_deltas_is_cast():
+    assert is_of_kind(pa.duration("ns"), pa.duration("us"))
+    assert not is_of_kind(pa.int64(), pa.duration("us"))
 
 
 @pytest.mark.parametrize(

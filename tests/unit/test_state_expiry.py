@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from flinkish_spark.functions import KeyedProcessFunction
@@ -102,8 +104,6 @@ class Only(KeyedProcessFunction):
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_that_lives_is_lost(seed):
     """Beside a model that knows when each key was written."""
-    import random
-
     rng = random.Random(seed)
     policy = BasePolicy(smallest_bytes=rng.choice([1, 3_000]), delta_share=0.3, smallest_delta_rows=5)
     run, written, now_ms = harness(policy), {}, 0
