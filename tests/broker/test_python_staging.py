@@ -350,7 +350,8 @@ def test_a_reused_connection_leaves_earlier_transactions_open(kafka: Kafka, topi
     committables = [kafka.stage(kafka.settings(name), b"0")]
     before = set(threading.enumerate())
     committables += [kafka.stage(kafka.settings(name), b"%d" % n) for n in (1, 2, 3)]
-    assert set(threading.enumerate()) == before, "no client was built for the later transactions"
+    # As many as before or fewer: a thread that an earlier test has told to end may still be on its way out.
+    assert set(threading.enumerate()) <= before, "no client was built for the later transactions"
     assert len({one.producer_id for one in committables}) == 4, "each id has a producer id of its own"
     assert kafka.open_ids() == {one.transactional_id for one in committables}
     kafka.client.abort(committables[1])

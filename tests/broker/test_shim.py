@@ -166,7 +166,8 @@ def test_a_reused_producer_leaves_its_earlier_transaction_open(
     staged = [stage_kafka(rows_in(spark, [record(b"0")]), options[0])]
     clients = producer_threads(spark)
     staged += [stage_kafka(rows_in(spark, [record(b"%d" % n)]), options[n]) for n in (1, 2, 3)]
-    assert producer_threads(spark) == clients, "no client was built for the later transactions"
+    # Threads of clients that earlier tests closed may be ending still: there may be fewer now than before.
+    assert producer_threads(spark) <= clients, "no client was built for the later transactions"
 
     handles = [reports[0]["committable"] for reports in staged]
     assert len({h["producer_id"] for h in handles}) == 4, "each id has a producer id of its own"
