@@ -21,7 +21,14 @@ from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
 from flinkish_spark.graph.declared import check_max_parallelism, declare_operator
-from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
+from flinkish_spark.graph.operator_factories import (
+    Aggregating,
+    AggregatingColumns,
+    FoldingColumns,
+    FoldingElements,
+    Reducing,
+    ReducingColumns,
+)
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.joined_streams import JoinedStreams
@@ -96,6 +103,7 @@ class KeyedStream:
         reduce: ReduceFunction | Callable[[Any, Any], Any],
         *,
         uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -104,13 +112,16 @@ class KeyedStream:
         Parameters
         ----------
         reduce
-            From two elements to one of the same fields.
+            From two elements to one of the same fields. Once per key it has to be associative.
+        emit
+            For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long a key's value lives; None: for ever.
         uid, max_parallelism
             As of :meth:`process`.
         """
-        return self._keyed(Reducing(reduce, ttl), None, uid, max_parallelism)
+        reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
+        return self._keyed(reducing, None, uid, max_parallelism)
 
     def aggregate(
         self,
@@ -119,6 +130,7 @@ class KeyedStream:
         accumulator: str,
         output: str | T.StructType,
         uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -132,12 +144,27 @@ class KeyedStream:
             Type of the accumulator, as DDL.
         output
             Fields of the result.
+        emit
+            For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long an accumulator lives; None: for ever.
         uid, max_parallelism
             As of :meth:`process`.
+
+        Raises
+        ------
+        ConfigError
+            It is to emit once per key, and the function has no `merge`.
         """
-        return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
+        if emit is Emit.PER_ELEMENT:
+            return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
+        if type(aggregate).merge is AggregateFunction.merge:
+            raise ConfigError(
+                f"aggregate() of '{uid}' is to emit once per key",
+                why="what tasks have aggregated is merged, and the function has no merge(first, second)",
+                what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
+            )
+        return self._keyed(AggregatingColumns(aggregate, accumulator, ttl), output, uid, max_parallelism)
 
     def sum(
         self,

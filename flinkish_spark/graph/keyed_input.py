@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import check_field_names, check_late_output, output_schema
 from flinkish_spark.graph.key_selectors import refuse_unfit_key
-from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, fields_of
+from flinkish_spark.graph.operator_factories import ColumnFolding, FoldingWindows, fields_of
 from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.operators.vectorized_windows import ELEMENTS, LAST_MS, WindowFold
@@ -117,23 +117,26 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
     """
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in given.keys]
     transport = _transport(node, given, keys)
-    if isinstance(node.function, FoldingColumns):
-        return _folding(node.function, given, transport)
+    if isinstance(node.function, ColumnFolding):
+        return _folding(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):
         return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
     return Sent(transport, transport)
 
 
-def _folding(function: FoldingColumns, given: KeyedInput, transport: Transport) -> Sent:
+def _folding(
+    function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
+) -> Sent:
     names = tuple(key for key in given.keys if isinstance(key, str))
     aggregation = function.aggregation(given.schema, names)
-    output = fields_of(aggregation)
+    partials = fields_of(aggregation)
+    output = partials if declared is None else declared
     kept = _kept(transport)
     fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
     combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
-    operator = MergePartials(aggregation, function.ttl)
-    partials = tuple(output)
-    return _combined(transport, kept, partials, Folded(operator, tuple(output.names), output, combiner))
+    operator = function.operator(aggregation, output)
+    folded = Folded(operator, tuple(partials.names), output, combiner)
+    return _combined(transport, kept, tuple(partials), folded)
 
 
 def folding_windows(
@@ -157,12 +160,7 @@ def folding_windows(
         elements do not fit their side output.
     """
     if function.needs_event_time and C.TIME not in transport.schema.names:
-        raise GraphError(
-            f"operator '{uid}' goes by event time, and its stream has no timestamps",
-            why="each stream that it reads needs them",
-            what_to_do="call assign_timestamps_and_watermarks() before key_by()",
-            uid=uid,
-        )
+        raise without_event_times(uid)
     rules = function.rules(schema, uid)
     operator = function.operator(rules, schema, keys)
     folds = tuple(fields_of(rules.aggregation))
@@ -177,6 +175,17 @@ def folding_windows(
     combiner = WindowCombiner(rules, _names(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
     return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
+
+
+def without_event_times(uid: str) -> GraphError:
+    """Return the error for an operator that goes by event time on a stream without."""
+    return GraphError(
+        f"operator '{uid}' goes by event time, and its stream has no timestamps",
+        why="each stream that it reads needs them",
+        what_to_do="call assign_timestamps_and_watermarks() before key_by(); behind a vectorised function, "
+        "let that say which column of its rows is their event_time",
+        uid=uid,
+    )
 
 
 def _kept(transport: Transport) -> list[T.StructField]:

@@ -15,10 +15,10 @@ from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunctio
 from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.join_factories import Joining
-from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent
+from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent, without_event_times
 from flinkish_spark.graph.keyed_routes import KeyedRoutes
 from flinkish_spark.graph.latency_markers import SourceMarkers
-from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, Windows
+from flinkish_spark.graph.operator_factories import ColumnFolding, FoldingWindows, Windows
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
@@ -98,7 +98,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     routing = Routing(node.max_parallelism, parts.partitions)
     sent = [columns_sent(node, given) for given in parts.inputs]
     schemas = _schemas(node, parts.inputs)
-    routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions))
+    routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
     rows = routes.of_inputs(parts.inputs, sent)
     if parts.seed is not None:
         rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
@@ -112,7 +112,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         key_types=_key_types(node, parts.inputs, sent),
         outputs=outputs,
         side_names=tuple(side.tag.name for side in sides),
-        with_times=any(C.TIME in one.transport.schema.names for one in sent),
+        with_times=_with_times(node, parts.inputs),
     )
     spec = KeyedOperatorSpec(
         uid=node.uid,
@@ -197,13 +197,29 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
     return schemas[0] if folded is None else folded.output
 
 
+def _with_times(node: KeyedNode, inputs: Sequence[KeyedInput]) -> bool:
+    """Return whether rows that go out have event times.
+
+    Raises
+    ------
+    GraphError
+        A function gives them some, and there is no watermark by which they could count.
+    """
+    has_times, function = any(one.has_times for one in inputs), node.function
+    if not isinstance(function, VectorizedProcessFunction):
+        return has_times
+    if function.event_time is not None and not has_times:
+        raise without_event_times(node.uid)
+    return function.event_time is not None
+
+
 def _operator(
     node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None, *, has_times: bool
 ) -> StatefulOperator:
     function = node.function
     if folded is not None:
         return folded.operator
-    assert not isinstance(function, FoldingColumns | FoldingWindows)
+    assert not isinstance(function, ColumnFolding | FoldingWindows)
     if isinstance(function, KeyedProcessFunction):
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):
@@ -215,10 +231,5 @@ def _operator(
     if isinstance(function, VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
-        raise GraphError(
-            f"operator '{node.uid}' goes by event time, and its stream has no timestamps",
-            why="each stream that it reads needs them",
-            what_to_do="call assign_timestamps_and_watermarks() before key_by()",
-            uid=node.uid,
-        )
+        raise without_event_times(node.uid)
     return function.create(*schemas)

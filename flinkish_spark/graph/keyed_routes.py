@@ -13,9 +13,17 @@ from flinkish_spark.graph.keyed_input import KeyedInput, Sent
 from flinkish_spark.graph.latency_markers import subtask_in
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.combining import BlamedCombine
 from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.runtime.key_groups import Routing
-from flinkish_spark.runtime.row_blocks import PACKED, BlockPacker, Calls, TimeReport, arrow_schema
+from flinkish_spark.runtime.row_blocks import (
+    PACKED,
+    BlockPacker,
+    Calls,
+    Combine,
+    TimeReport,
+    arrow_schema,
+)
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,14 @@ class KeyedRoutes:
         Its number among those who report to the driver.
     has_broadcast
         Whether one of its inputs is broadcast.
+    uid
+        Its name, for errors.
     """
 
     routing: Routing
     operator: int
-    has_broadcast: bool = False
+    has_broadcast: bool
+    uid: str
 
     def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
         """Send a record, packed, to its key group's route, and a barrier to every partition of the operator.
@@ -87,7 +98,7 @@ class KeyedRoutes:
         packer = BlockPacker(
             arrow_schema(sent.transport.schema),
             None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
-            None if sent.folded is None else sent.folded.combiner,
+            self._combine(sent),
             number,
             copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
             calls=self._calls(given.distribution),
@@ -104,6 +115,12 @@ class KeyedRoutes:
         routes = F.when(is_record, F.array(own_route)).otherwise(self._control_routes())
         spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
         return spread.mapInArrow(packer, PACKED)
+
+    def _combine(self, sent: Sent) -> Combine | None:
+        """Return what makes fewer rows of records before they travel."""
+        if sent.folded is None or sent.folded.combiner is None:
+            return None
+        return BlamedCombine(self.uid, sent.folded.combiner)
 
     def _own_route(self, distribution: Distribution) -> Column:
         """Return the route of a record."""

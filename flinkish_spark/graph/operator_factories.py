@@ -14,8 +14,14 @@ from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.row_aggregates import AggregatedRows, MergeResults, ReducedRows
 from flinkish_spark.operators.value_folds import element_reduce
-from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, Columns, element_aggregation
+from flinkish_spark.operators.vectorized_aggregates import (
+    ColumnAggregation,
+    Columns,
+    MergePartials,
+    element_aggregation,
+)
 from flinkish_spark.operators.vectorized_windows import Partials, WholeElements, WindowFold
 from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.operators.window_pool import WindowRules
@@ -139,6 +145,44 @@ class FoldingColumns:
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
         return Columns([*own, *self.columns], ddl_of(schema))
 
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state."""
+        return MergePartials(aggregation, self.ttl)
+
+
+@dataclass(frozen=True)
+class ReducingColumns:
+    """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
+
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
+    ttl: StateTtl | None = None
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed."""
+        return ReducedRows(self.reduce, ddl_of(schema))
+
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state."""
+        return MergePartials(aggregation, self.ttl)
+
+
+@dataclass(frozen=True)
+class AggregatingColumns:
+    """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
+
+    aggregate: AggregateFunction
+    accumulator_type: str
+    ttl: StateTtl | None = None
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed."""
+        return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
+
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state, and makes results of the accumulators."""
+        assert isinstance(aggregation, AggregatedRows)
+        return MergeResults(aggregation, output, self.ttl)
+
 
 @dataclass(frozen=True)
 class FoldingWindows:
@@ -176,6 +220,10 @@ class FoldingWindows:
         late_output = self.spec.late_output
         reader = Partials() if late_output is None else WholeElements()
         return WindowFold(rules, own_keys(schema, keys), reader, late_output)
+
+
+#: Aggregates over columns of all elements of a key.
+ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
 
 
 def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:

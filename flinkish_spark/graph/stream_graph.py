@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
     from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
     from flinkish_spark.graph.key_selectors import Key
-    from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, OperatorFactory
+    from flinkish_spark.graph.operator_factories import ColumnFolding, FoldingWindows, OperatorFactory
     from flinkish_spark.operators.elements import OutputTag
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
     from flinkish_spark.runtime.list_state_runner import Checkpointed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         | KeyedCoProcessFunction
         | VectorizedProcessFunction
         | OperatorFactory
-        | FoldingColumns
+        | ColumnFolding
         | FoldingWindows
         | BroadcastFunctions
         | Checkpointed

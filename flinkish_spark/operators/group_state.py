@@ -25,17 +25,14 @@ from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved
+from flinkish_spark.operators.stored_timers import StoredTimers
 from flinkish_spark.operators.table_codec import (
-    ALIVE,
-    HASH,
-    TIME,
     Row,
     SlotForm,
     TableLayout,
     layout_of,
     timer_layout,
 )
-from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.state.tables import ExpiringTable
 
 Array = np.ndarray[Any, Any]
@@ -187,7 +184,6 @@ class GroupState:
         self.base = BaseRef(**owner["base"]) if owner.get("base") else None
         #: Files of former bases, and behind which micro-batch no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
-        self._registered = {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain}
         base: Frame = {} if self.base is None else bases.read(self.base)
         sections = layout.sections
         known = sections.keys() | {OWNER} | {STATE + name for name in layout.dropped}
@@ -201,7 +197,10 @@ class GroupState:
             name: LayeredTable(table, _read(table, base.get(name)), _read(table, delta.get(name)))
             for name, table in sections.items()
         }
-        self._selected: dict[str, dict[Any, Row]] = {}
+        self.timers = StoredTimers(
+            {domain: self._tables[TIMERS + domain.value] for domain in TimeDomain},
+            {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
+        )
         self._hash_of: dict[Any, int] = {}
 
     def load(
@@ -218,17 +217,12 @@ class GroupState:
         """
         run.begin({})
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
-        due = [self._due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         hashes = np.unique(np.concatenate([own, *due, also]))
-        self._selected = {name: table.select(hashes) for name, table in self._tables.items()}
-        self._hash_of = dict(hash_of)
-        for domain in TimeDomain:
-            timers = self._selected[TIMERS + domain.value]
-            self._hash_of.update((timer.key, row.hash) for timer, row in timers.items())
-            stored = {timer: row.value[0] for timer, row in timers.items()}
-            run.timers.queues[domain] = TimerQueue(stored, self._registered[domain])
+        run.timers.queues.update(self.timers.select(hashes))
+        self._hash_of = {**hash_of, **self.timers.hash_of}
         for name, table in run.states.tables.items():
-            found = self._selected[STATE + name]
+            found = self._tables[STATE + name].select(hashes)
             if len(also):
                 self._hash_of.update(
                     (slot[0] if name in run.states.namespaced else slot, row.hash)
@@ -249,15 +243,7 @@ class GroupState:
                 alive = slot in table.entries
                 rows[slot] = Row(slot, table.entries.get(slot), hashed, stamps.get(slot, 0), alive)
             self._tables[STATE + name].replace(rows)
-        for domain, queue in run.timers.queues.items():
-            self._registered[domain] = queue.registered
-            stored = self._tables[TIMERS + domain.value]
-            rows = {}
-            for timer, (place, is_there) in queue.changes().items():
-                below = stored.in_base.get(timer)
-                value = (place, None if below is None else below.value[0])
-                rows[timer] = Row(timer, value, self._hash_of[timer.key], alive=is_there)
-            stored.replace(rows)
+        self.timers.replace(run.timers.queues, self._hash_of)
         return self.is_changed
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
@@ -280,7 +266,7 @@ class GroupState:
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
         """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
-        times = self._living_timers(domain)[0]
+        times = self.timers.living(domain)[0]
         found = [int(times.min())] if len(times) else []
         for name, table in self._layout.states.items():
             if due_clock(table) is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
@@ -289,7 +275,7 @@ class GroupState:
 
     def timer_count(self) -> int:
         """Return the number of timers."""
-        return sum(len(self._living_timers(domain)[0]) for domain in TimeDomain)
+        return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
         """Return the value to store; moves the entries into a new base if it is time to.
@@ -337,29 +323,6 @@ class GroupState:
         return self._tables[STATE + state].rows()
 
     # -- parts ----------------------------------------------------------------------------------
-    def _due(self, domain: TimeDomain, limit_ms: int) -> Array:
-        """Return the hashes of keys with timers that are due."""
-        times, hashes = self._living_timers(domain)
-        due: Array = hashes[times <= limit_ms]
-        return due
-
-    def _living_timers(self, domain: TimeDomain) -> tuple[Array, Array]:
-        """Return times and hashes of a clock's timers, without making objects of them.
-
-        A timer that fired or was deleted stays in the base until the next one; the delta says its place.
-        """
-        table = self._tables[TIMERS + domain.value]
-        if not len(table):
-            return _NONE, _NONE
-        living = table.delta.filter(table.delta.column(ALIVE))
-        times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
-        if table.base is None:
-            return times, hashes
-        covered = table.delta.column("value_1").drop_null().to_numpy()
-        kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
-        below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
-        return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
-
     def _is_delta_full(self, policy: BasePolicy) -> bool:
         upper = sum(table.delta.num_rows for table in self._tables.values())
         return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows))
@@ -378,7 +341,7 @@ class GroupState:
             "uid": self._layout.uid,
             "base": None if base is None else asdict(base),
             "former": self._former,
-            "registered": {domain.value: count for domain, count in self._registered.items() if count},
+            "registered": {domain.value: count for domain, count in self.timers.registered.items() if count},
         }
         sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(owner).encode()}
         sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})

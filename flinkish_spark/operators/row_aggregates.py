@@ -11,13 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation
+from flinkish_spark.operators.vectorized import BatchContext
+from flinkish_spark.operators.vectorized_aggregates import (
+    AGGREGATE,
+    ColumnAggregation,
+    MergePartials,
+    merge,
+)
+from flinkish_spark.runtime.arrow_rows import RowWriter, to_values
 from flinkish_spark.runtime.arrow_values import strict_array
+from flinkish_spark.runtime.row_blocks import arrow_schema
+from flinkish_spark.state import StateTtl
 
 
 class _RowAggregation(ColumnAggregation):
@@ -121,9 +131,38 @@ class AggregatedRows(_RowAggregation):
         return self._aggregate.merge(first, second)
 
 
+class MergeResults(MergePartials):
+    """Adds accumulators to the state and emits what the function makes of them.
+
+    Parameters
+    ----------
+    aggregation, ttl
+        As of :class:`~flinkish_spark.operators.vectorized_aggregates.MergePartials`.
+    output
+        Fields of the results.
+    """
+
+    def __init__(
+        self, aggregation: AggregatedRows, output: T.StructType, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(aggregation, ttl)
+        self._accumulators, self._output = aggregation, output
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
+        """Return the results of the batch's keys, one row each; none for a key whose result is None."""
+        merged = merge(self._accumulators, batch, ctx.index, ctx.state(AGGREGATE))
+        results = self._accumulators.results(merged)
+        is_there = pa.array([result is not None for result in results], pa.bool_())
+        writer = RowWriter(arrow_schema(self._output))
+        columns = writer.write([result for result in results if result is not None])
+        timed, width = self.timed(merged, ctx).filter(is_there), merged.num_columns
+        names = [*self._output.names, *timed.schema.names[width:]]
+        return (pa.RecordBatch.from_arrays([*columns, *timed.columns[width:]], names=names),)
+
+
 def _rows(element: ElementType, columns: Sequence[pa.Array]) -> list[Any]:
     gather = element.gathering()
-    values = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
+    values = [to_values(column) for column in columns]
     return [gather(row) for row in zip(*values, strict=True)]
 
 

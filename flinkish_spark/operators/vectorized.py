@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.functions import RichFunction
+from flinkish_spark.operators.batch_timers import BatchTimers
 from flinkish_spark.operators.columnar_state import ColumnarState
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
@@ -19,26 +21,79 @@ from flinkish_spark.operators.key_index import Array, KeyIndex
 
 @dataclass(frozen=True)
 class BatchContext:
-    """Given to :meth:`VectorizedProcessFunction.process_batch`; valid only inside the call.
+    """Given to the methods of a :class:`VectorizedProcessFunction`; valid only inside the call.
 
     Parameters
     ----------
     index
-        The batch's keys: `index.of_row` says which key each row has, `index.keys` are their columns.
-    times_ms
-        Event time of each row; None if the stream has none.
+        The keys of the batch, or of the timers: `index.of_row` says which key each row has, `index.keys` are
+        their columns.
+    times
+        Event time of each row in milliseconds, null for one that has none; None if the stream has none. Of
+        timers when each was due.
     progress
         Watermark and processing time of the micro-batch.
+    watermark_ms
+        Where event time stands in this call.
     """
 
     index: KeyIndex
-    times_ms: Array | None
+    times: pa.Array | None
     progress: Progress
+    watermark_ms: int
     _group: GroupState
+    _sides: list[tuple[OutputTag, pa.RecordBatch]]
+    _timers: BatchTimers | None
+
+    @property
+    def times_ms(self) -> Array | None:
+        """The same as numpy array; None if a row has none."""
+        if self.times is None or self.times.null_count:
+            return None
+        found: Array = self.times.to_numpy()
+        return found
 
     def state(self, name: str) -> ColumnarState:
         """Return the value state of that name, by key number."""
         return self._group.columns(name, self.index, self.progress.processing_time_ms)
+
+    def output(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        """Emit a batch to a side output; dropped if nobody reads that."""
+        self._sides.append((tag, batch))
+
+    def register_event_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
+        """Register a timer for each key.
+
+        Parameters
+        ----------
+        times_ms
+            When, in milliseconds, by the key's number: shape (keys,), or one time for all.
+        where
+            Which keys get one, shape (keys,), bool; all by default.
+
+        Raises
+        ------
+        TypeError
+            Times are no whole numbers, or the function has no `on_timers`.
+        """
+        self._own_timers().register(TimeDomain.EVENT_TIME, self.index, times_ms, where)
+
+    def register_processing_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
+        """Register a timer for each key, by processing time; see :meth:`register_event_time_timers`."""
+        self._own_timers().register(TimeDomain.PROCESSING_TIME, self.index, times_ms, where)
+
+    def delete_event_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
+        """Delete the timer of each key with that time; one that is not there is no error."""
+        self._own_timers().delete(TimeDomain.EVENT_TIME, self.index, times_ms, where)
+
+    def delete_processing_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
+        """Delete the timer of each key with that time; one that is not there is no error."""
+        self._own_timers().delete(TimeDomain.PROCESSING_TIME, self.index, times_ms, where)
+
+    def _own_timers(self) -> BatchTimers:
+        if self._timers is None:
+            raise TypeError("a function with timers has the method on_timers(domain, ctx)")
+        return self._timers
 
 
 class VectorizedProcessFunction(RichFunction, ABC):
@@ -59,12 +114,37 @@ class VectorizedProcessFunction(RichFunction, ABC):
     ...         yield pa.RecordBatch.from_arrays([*index.keys, pa.array(sums)], names=["user", "total"])
     """
 
+    #: The column of emitted batches that holds their rows' event time: milliseconds as LONG, or TIMESTAMP.
+    #: It is taken off where the declared output has no such field. None: rows have no event time, and
+    #: operators that go by it cannot stand behind this one.
+    event_time: ClassVar[str | None] = None
+
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch] | None:
         """Process the rows of a key group's keys.
 
-        Called once per micro-batch and key group that has rows. Emits batches with the declared columns.
+        Called in every micro-batch for a key group that has rows; behind another operator once for those
+        before the watermark and once for those behind it. Emits batches with the declared columns.
         """
+
+    def on_timers(self, domain: TimeDomain, ctx: BatchContext) -> Iterable[pa.RecordBatch] | None:
+        """Process the timers of a key group that have become due together; defined by functions with timers.
+
+        Called again as long as it registers timers that are due at once. A timer that another one of the same
+        call deletes fires all the same.
+
+        Parameters
+        ----------
+        domain
+            Their clock.
+        ctx
+            Its rows are the timers, by time: `ctx.times` says when each was due, `ctx.index` whose it is.
+        """
+
+
+def has_timers(function: VectorizedProcessFunction) -> bool:
+    """Return whether a function is called for timers."""
+    return type(function).on_timers is not VectorizedProcessFunction.on_timers
 
 
 def sum_by_key(index: KeyIndex, values: Array) -> Array:

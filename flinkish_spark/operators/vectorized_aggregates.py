@@ -29,6 +29,7 @@ from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.key_index import Array, KeyIndex, group_numbers
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.state import StateTtl, ValueStateDescriptor
 
 AGGREGATE = "aggregate"
@@ -40,12 +41,15 @@ class Combined:
 
     Parameters
     ----------
+    groups
+        Number of each row's key; shape (rows,).
     first
         The first row of each key in the batch: take the key columns from there. Shape (keys,).
     partials
         A row per key, in the same order.
     """
 
+    groups: Array
     first: Array
     partials: pa.RecordBatch
 
@@ -100,7 +104,7 @@ def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequenc
     """
     groups, first = group_numbers(keys)
     columns = aggregation.fold(batch, groups, first)
-    return Combined(first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
+    return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
 
 
 def merge(
@@ -288,13 +292,24 @@ class MergePartials(VectorizedProcessFunction):
     def __init__(self, aggregation: ColumnAggregation, ttl: StateTtl | None = None) -> None:
         self._aggregation, self._ttl = aggregation, ttl
 
+    #: A row has the latest time of its key's rows.
+    event_time = C.TIME
+
     def open(self, context: RuntimeContext) -> None:
         """Declare the state."""
         context.get_state(ValueStateDescriptor(AGGREGATE, self._aggregation.state_type(), ttl=self._ttl))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
         """Return the aggregates of the batch's keys, one row each."""
-        return (merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)),)
+        return (self.timed(merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)), ctx),)
+
+    @staticmethod
+    def timed(rows: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch:
+        """Return a row per key with the latest event time of each, if there are such times."""
+        if ctx.times is None:
+            return rows
+        latest = fold_groups(Fold.MAX, C.TIME, ctx.times, ctx.index.of_row, ctx.index.first)
+        return rows.append_column(C.TIME, latest)
 
 
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.aggregates import Fold
+from flinkish_spark.operators.column_folds import fold_groups
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, combine
 from flinkish_spark.operators.vectorized_windows import folded_parts
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.row_blocks import BEHIND
+from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed
+from flinkish_spark.runtime.row_blocks import BEHIND, Combine
 from flinkish_spark.windows.assigners import NoEventTime
 
 
@@ -26,7 +31,8 @@ class Combiner:
     aggregation
         What is computed.
     kept
-        Columns of which each key's first row stands for all of its rows: control columns and the key.
+        Columns of which each key's first row stands for all of its rows: control columns and the key. The
+        event time is the latest.
     keys
         Those of them that are the key.
     fields
@@ -41,6 +47,8 @@ class Combiner:
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are kept and the partial aggregates, a row per key.
 
+        Rows on two sides of the watermark are not combined: they go out on those sides.
+
         Raises
         ------
         AggregateOverflow
@@ -48,8 +56,11 @@ class Combiner:
         """
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
-        found = combine(self.aggregation, batch, [rows.column(name) for name in self.keys])
+        found = combine(self.aggregation, batch, _keys_and_sides(rows, self.keys))
         first = rows.select(list(self.kept)).take(pa.array(found.first))
+        if C.TIME in self.kept:
+            latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), found.groups, found.first)
+            first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
         partials = [f"p{at}" for at in range(found.partials.num_columns)]
         return pa.RecordBatch.from_arrays(
             [*first.columns, *found.partials.columns], names=[*self.kept, *partials]
@@ -88,10 +99,7 @@ class WindowCombiner:
         """
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
-        keys = [rows.column(name) for name in self.keys]
-        is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
-        if is_before.any() and not is_before.all():
-            keys.append(pa.array(is_before))
+        keys = _keys_and_sides(rows, self.keys)
         parts, partials = folded_parts(self.rules, batch, keys, self._times(rows))
         first = rows.select(list(self.kept)).take(pa.array(parts.first))
         if self.rules.is_by_event_time:
@@ -109,3 +117,34 @@ class WindowCombiner:
             raise NoEventTime
         times: Array = rows.column(C.TIME).to_numpy()
         return times
+
+
+@dataclass(frozen=True)
+class BlamedCombine:
+    """Runs what combines, before the shuffle; an error is that of the operator behind it."""
+
+    uid: str
+    combine: Combine
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Combine.
+
+        Raises
+        ------
+        OperatorFailed
+            The operator's function, or a fold, failed at these rows.
+        """
+        try:
+            return self.combine(rows)
+        except Exception as error:
+            told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
+
+
+def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
+    """Return the columns by which rows are told apart: the key, and the side of the watermark."""
+    columns = [rows.column(name) for name in keys]
+    is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
+    if is_before.any() and not is_before.all():
+        columns.append(pa.array(is_before))
+    return columns

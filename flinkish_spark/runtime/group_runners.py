@@ -7,7 +7,7 @@ timers that are due, in every micro-batch.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,13 +17,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, GroupRun, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
-from flinkish_spark.operators.key_index import Array, KeyIndex
-from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
-from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
-from flinkish_spark.runtime.arrow_values import is_of_kind
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, block_schema
 
 
@@ -121,9 +118,6 @@ class OutRows:
     first: int
     rows: pa.RecordBatch
 
-
-#: Opens the name of a part of the key; no field has such a name.
-_KEY = f"{C.PREFIX}key_"
 
 #: The rows of each input in their canonical order; None where an input has none.
 InputRows = Sequence[pa.RecordBatch | None]
@@ -234,73 +228,6 @@ def _output(
         yield OutRows(side, 0, batch.slice(0, before))
     if before < len(rows):
         yield OutRows(side, BEHIND, batch.slice(before))
-
-
-class BatchRunner:
-    """Runs a :class:`VectorizedProcessFunction`, all rows of a key group at once; it has one entry."""
-
-    def __init__(
-        self, function: VectorizedProcessFunction, uid: str, max_parallelism: int, shape: RowShape
-    ) -> None:
-        self._function, self._shape = function, shape
-        states = KeyedStates(uid, max_parallelism)
-        function.open(states)
-        self.layout = GroupLayout.of(states, shape.key_types)
-        self._schema = shape.block_schemas[0]
-        self._fields = shape.inputs[0].fields
-
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """See :class:`GroupRunner`."""
-        given = zip(inputs, self._shape.inputs, strict=True)
-        parts = [self._named(rows, shape) for rows, shape in given if rows is not None]
-        if not parts:
-            return
-        rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        keys = [rows.column(f"{_KEY}{at}") for at in range(len(self._shape.key_types))]
-        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), keys)
-        times = rows.column(C.TIME).to_numpy() if C.TIME in rows.schema.names else None
-        context = BatchContext(index, times, progress, group)
-        first = BEHIND
-        for out in self._function.process_batch(rows.select(list(self._fields)), context) or ():
-            yield OutRows(0, first, self._checked(out))
-            first += out.num_rows
-
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        """See :class:`GroupRunner`; there are no elements."""
-        return 0, failure.at
-
-    def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
-        """Return the rows of one way with the names that they have on all ways."""
-        columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
-        if self._shape.with_times:
-            is_timed = C.TIME in rows.schema.names
-            columns[C.TIME] = rows.column(C.TIME) if is_timed else pa.nulls(rows.num_rows, pa.int64())
-        columns |= {f"{_KEY}{at}": rows.column(name) for at, name in enumerate(shape.key_columns)}
-        columns |= {
-            name: rows.column(column) for name, column in zip(shape.fields, shape.field_columns, strict=True)
-        }
-        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch as it was declared; columns are found by their names."""
-        wanted = self._schema.names
-        times = {C.TIME: pa.nulls(rows.num_rows, pa.int64())} if self._shape.with_times else {}
-        given: Mapping[str, pa.Array] = {**times, **dict(zip(rows.schema.names, rows.columns, strict=True))}
-        if set(given) != set(wanted):
-            raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(wanted)}")
-        columns = [_declared(field, given[field.name]) for field in self._schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def _declared(field: pa.Field, column: pa.Array) -> pa.Array:
-    """Return a column with its declared type: another width of the same, never a number out of text."""
-    wrong = f"emitted a wrong column: field {field.name!r}"
-    if not is_of_kind(column.type, field.type):
-        raise OutputError(f"{wrong} has the type {column.type}, declared is {field.type}")
-    try:
-        return column if column.type == field.type else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise OutputError(f"{wrong}: {error}") from error
 
 
 def _part(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:

@@ -38,13 +38,13 @@ from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
+from flinkish_spark.runtime.batch_runner import BatchRunner
 from flinkish_spark.runtime.broadcast_runners import (
     KeyedBroadcastRunner,
     UnkeyedBroadcast,
     UnkeyedBroadcastRunner,
 )
 from flinkish_spark.runtime.group_runners import (
-    BatchRunner,
     ElementRunner,
     GroupRunner,
     InputRows,

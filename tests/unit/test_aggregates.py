@@ -41,8 +41,9 @@ from flinkish_spark.operators.vectorized_aggregates import (
     merge,
 )
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.batch_runner import BatchRunner
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import BatchRunner, InputShape, RowShape
+from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.state import StateTtl
 from flinkish_spark.testing.operator_harness import MemoryBases
 from tests.joins_support import harness

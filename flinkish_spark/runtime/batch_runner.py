@@ -1,0 +1,220 @@
+"""A key group's rows through a vectorised function: columns all the way.
+
+The order is that of :mod:`flinkish_spark.operators.group_run`: timers by processing time, rows before the
+watermark, timers by event time, rows behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.operators.batch_timers import BatchTimers
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
+from flinkish_spark.operators.group_run import ElementFailed, Progress
+from flinkish_spark.operators.group_state import GroupLayout, GroupState
+from flinkish_spark.operators.key_index import KeyIndex
+from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction, has_timers
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.arrow_rows import OutputError
+from flinkish_spark.runtime.arrow_values import is_of_kind
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
+from flinkish_spark.runtime.row_blocks import BEHIND
+
+#: Opens the name of a part of the key; no field has such a name.
+_KEY = f"{C.PREFIX}key_"
+
+
+class BatchRunner:
+    """Runs a :class:`VectorizedProcessFunction`; it has one entry.
+
+    A :class:`~flinkish_spark.runtime.group_runners.GroupRunner`.
+    """
+
+    def __init__(
+        self, function: VectorizedProcessFunction, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
+        self._function, self._shape = function, shape
+        states = KeyedStates(uid, max_parallelism)
+        function.open(states)
+        self.layout = GroupLayout.of(states, shape.key_types)
+        self._is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
+        before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
+        timers = self._timers([one for one in (before, behind) if one is not None], group, progress)
+        call = _Calls(self._function, self._shape, group, progress, timers)
+        yield from call.fire(TimeDomain.PROCESSING_TIME, progress.processing_time_ms)
+        yield from self._rows(call, before)
+        # This order matters: the watermark stands before the timers fire that it makes due.
+        call.watermark_ms = progress.watermark_ms
+        yield from call.fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
+        call.first = BEHIND
+        yield from self._rows(call, behind)
+        if progress.drained_to_ms > progress.watermark_ms:
+            call.watermark_ms = progress.drained_to_ms
+            yield from call.fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        if timers is not None:
+            group.timers.replace(timers.queues, timers.hash_of)
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`; there are no elements."""
+        return 0, failure.at
+
+    def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
+        """Return the rows of all ways in on one side of the watermark; None without any."""
+        parts = []
+        for rows, shape in zip(inputs, self._shape.inputs, strict=True):
+            places = () if rows is None else shape.places(rows, is_before=is_before)
+            if rows is not None and len(places):
+                whole = len(places) == rows.num_rows
+                parts.append(self._named(rows if whole else rows.take(pa.array(places)), shape))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return pa.concat_batches(parts)
+
+    def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
+        """Return the rows of one way with the names that they have on all ways."""
+        columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
+        if self._is_timed:
+            is_timed = C.TIME in rows.schema.names
+            columns[C.TIME] = rows.column(C.TIME) if is_timed else pa.nulls(rows.num_rows, pa.int64())
+        columns |= {f"{_KEY}{at}": rows.column(name) for at, name in enumerate(shape.key_columns)}
+        columns |= {
+            name: rows.column(column) for name, column in zip(shape.fields, shape.field_columns, strict=True)
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _timers(
+        self, sides: Sequence[pa.RecordBatch], group: GroupState, progress: Progress
+    ) -> BatchTimers | None:
+        """Return the timers of the keys that have rows, and of those whose timers are due."""
+        if not has_timers(self._function):
+            return None
+        hashes = [one.column(C.KEY_HASH).to_numpy() for one in sides]
+        hashes += [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        queues = group.timers.select(np.unique(np.concatenate(hashes)))
+        return BatchTimers(queues, group.timers.hash_of, self.layout.timers[TimeDomain.EVENT_TIME].keys)
+
+    def _rows(self, call: _Calls, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
+        if rows is None:
+            return
+        keys = [rows.column(f"{_KEY}{at}") for at in range(len(self._shape.key_types))]
+        index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), keys)
+        times = rows.column(C.TIME) if self._is_timed else None
+        batch = rows.select(list(self._shape.inputs[0].fields))
+        context = call.context(index, times)
+        yield from call.emitted(self._function.process_batch(batch, context), context)
+
+
+class _Calls:
+    """The calls of a function in one micro-batch, and what it emits in them."""
+
+    def __init__(
+        self,
+        function: VectorizedProcessFunction,
+        shape: RowShape,
+        group: GroupState,
+        progress: Progress,
+        timers: BatchTimers | None,
+    ) -> None:
+        self._function, self._shape, self._group = function, shape, group
+        self._progress, self._timers = progress, timers
+        self.watermark_ms = progress.watermark_before_ms
+        #: Sequence of the first row on this side of the watermark, and how many there are of each output.
+        self.first = 0
+        self._counts: dict[tuple[int, int], int] = {}
+        self._sides = {name: side for side, name in enumerate(shape.side_names, start=1)}
+        self._schemas = shape.block_schemas
+
+    def fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
+        """Call the function for timers as long as there are some that are due."""
+        if self._timers is None:
+            return
+        while (due := self._timers.take_due(domain, limit_ms)) is not None:
+            context = self.context(due[0], pa.array(due[1]))
+            yield from self.emitted(self._function.on_timers(domain, context), context)
+
+    def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
+        """Return what a call is given."""
+        sides: list[tuple[OutputTag, pa.RecordBatch]] = []
+        return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
+
+    def emitted(self, batches: Iterable[pa.RecordBatch] | None, context: BatchContext) -> Iterator[OutRows]:
+        """Return what a call emits."""
+        for batch in batches or ():
+            yield self._numbered(0, self._checked(0, self._shape.outputs[0].names, batch))
+        for tag, batch in context._sides:
+            # What is emitted to a side output that nobody reads is dropped, as in Flink.
+            if (side := self._sides.get(tag.name)) is None:
+                continue
+            try:
+                rows = self._checked(side, _names_of(tag), batch)
+            except OutputError as error:
+                raise OutputError(f"to the side output '{tag.name}': {error}") from error
+            yield self._numbered(side, rows)
+
+    def _numbered(self, side: int, rows: pa.RecordBatch) -> OutRows:
+        at = (self.first, side)
+        before = self._counts.get(at, 0)
+        self._counts[at] = before + rows.num_rows
+        return OutRows(side, self.first + before, rows)
+
+    def _checked(self, side: int, names: Sequence[str], rows: Any) -> pa.RecordBatch:
+        """Return a batch as it was declared; columns are found by their names.
+
+        Parameters
+        ----------
+        names
+            Of the declared fields; in a block those of a side output have others.
+        """
+        if not isinstance(rows, pa.RecordBatch):
+            raise OutputError(f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch")
+        given = dict(zip(rows.schema.names, rows.columns, strict=True))
+        timed = [_times(given, self._function.event_time, rows.num_rows)] if self._shape.with_times else []
+        if self._function.event_time not in names:
+            given.pop(self._function.event_time or "", None)
+        if set(given) != set(names):
+            raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
+        schema = self._schemas[side]
+        own = zip(names, list(schema)[len(timed) :], strict=True)
+        columns = [*timed, *(_declared(name, given[name], field.type) for name, field in own)]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _names_of(tag: OutputTag) -> list[str]:
+    declared = parse_ddl(tag.output)
+    assert isinstance(declared, T.StructType)
+    return list(declared.names)
+
+
+def _times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
+    """Return the event times of rows; null where they have none."""
+    column = None if name is None else given.get(name)
+    if column is None:
+        return pa.nulls(count, pa.int64())
+    if pa.types.is_timestamp(column.type):
+        micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
+    if not pa.types.is_integer(column.type):
+        raise OutputError(f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP")
+    return column.cast(pa.int64())
+
+
+def _declared(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with its declared type: another width of the same, never a number out of text."""
+    wrong = f"emitted a wrong column: field {name!r}"
+    if not is_of_kind(column.type, kind):
+        raise OutputError(f"{wrong} has the type {column.type}, declared is {kind}")
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise OutputError(f"{wrong}: {error}") from error
