@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flinkish_spark.testing.simulation.surroundings import simulated_surroundings
     from flinkish_spark.testing.sinks import SINK_CASES, SinkUnderTest, check_sink
     from flinkish_spark.testing.tls import LocalCertificates, make_certificates
+    from flinkish_spark.testing.vectorized_harness import VectorizedHarness
 
 #: Module -> the names it gives to the test tools.
 _PUBLIC = {
@@ -36,6 +37,7 @@ _PUBLIC = {
     "simulation.surroundings": ("simulated_surroundings",),
     "sinks": ("SINK_CASES", "SinkUnderTest", "check_sink"),
     "tls": ("LocalCertificates", "make_certificates"),
+    "vectorized_harness": ("VectorizedHarness",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -51,6 +53,7 @@ __all__ = [
     "RunReport",
     "SecureBroker",
     "SinkUnderTest",
+    "VectorizedHarness",
     "check_sink",
     "make_certificates",
     "simulate",

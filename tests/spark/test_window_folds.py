@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from flinkish_spark import AggregateColumn, Fold, JobStatus, MemorySink, OutputTag, WatermarkStrategy
+from flinkish_spark import (
+    AggregateColumn,
+    AggregateFunction,
+    Emit,
+    Fold,
+    JobStatus,
+    MemorySink,
+    OutputTag,
+    ReduceFunction,
+    ValueStateDescriptor,
+    VectorizedProcessFunction,
+    WatermarkStrategy,
+)
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.protocol.restoring import UnpositionedSources
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.windows import (
@@ -25,6 +42,54 @@ pytestmark = pytest.mark.timeout(600)
 SCHEMA = "user STRING, amount LONG, at LONG"
 LATE = OutputTag("late", SCHEMA)
 COLUMNS = (AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("orders", Fold.COUNT))
+
+
+REFUSED = OutputTag("refused", "user STRING, total LONG")
+
+
+class Greater(ReduceFunction):
+    def reduce(self, first: Any, second: Any) -> Any:
+        return first if first.total > second.total else second
+
+
+class Average(AggregateFunction):
+    def create_accumulator(self) -> Any:
+        return 0, 0
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return accumulator[0] + value.amount, accumulator[1] + 1
+
+    def get_result(self, accumulator: Any) -> Any:
+        return None if accumulator[1] < 1 else accumulator
+
+    def merge(self, first: Any, second: Any) -> Any:
+        return first[0] + second[0], first[1] + second[1]
+
+
+class Alarms(VectorizedProcessFunction):
+    """Sends what is much to the side at once, and a key's total 25 seconds behind its last row."""
+
+    event_time = "at"
+
+    def open(self, context: Any) -> None:
+        context.get_state(ValueStateDescriptor("kept", "LONG"))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> None:
+        amounts = batch.column("total").to_numpy()
+        much = pa.array(amounts > 5)
+        ctx.output(REFUSED, batch.filter(much).select(["user", "total"]))
+        kept = ctx.state("kept")
+        kept.put([kept.numbers() + sum_by_key(ctx.index, amounts)])
+        ctx.register_event_time_timers(greatest_by_key(ctx.index, ctx.times_ms) + 25_000)
+
+    def on_timers(self, domain: Any, ctx: Any) -> Iterator[pa.RecordBatch]:
+        assert domain is TimeDomain.EVENT_TIME
+        kept, last = ctx.state("kept"), greatest_by_key(ctx.index, ctx.times_ms)
+        columns = [*ctx.index.keys, kept.column(), pa.array(last)]
+        yield pa.RecordBatch.from_arrays(columns, names=["user", "total", "at"]).filter(
+            kept.column().is_valid()
+        )
+        kept.remove(np.ones(len(ctx.index), dtype=bool))
 
 
 def feed(folder: Path, name: str, *records: tuple[str, int, int]) -> None:
@@ -68,6 +133,22 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
     later.fold(
         AggregateColumn("sums", Fold.COUNT), AggregateColumn("total", Fold.SUM, "total"), uid="later"
     ).sink_to(minutes, uid="out-c")
+    # Rows per key and of vectorised functions have event times, too.
+    most, added, alarms, refused = (MemorySink(f"{tmp_path}/{name}") for name in ("d", "e", "f", "g"))
+    greatest = first.key_by("user").reduce(Greater(), emit=Emit.PER_KEY, uid="greater").key_by("user")
+    greatest.window(TumblingEventTimeWindows(20_000)).max("total", uid="greatest").sink_to(most, uid="out-d")
+    keyed.aggregate(
+        Average(),
+        accumulator="total LONG, n LONG",
+        output="total LONG, n LONG",
+        emit=Emit.PER_KEY,
+        uid="average",
+    ).sink_to(added, uid="out-e")
+    told = first.key_by("user").process(Alarms(), output="user STRING, total LONG", uid="alarms")
+    told.key_by("user").window(TumblingEventTimeWindows(100_000)).sum("total", uid="told").sink_to(
+        alarms, uid="out-f"
+    )
+    told.get_side_output(REFUSED).sink_to(refused, uid="out-g")
     client = env.execute_async()
     assert client.wait(timeout_ms=300_000), "the job does not end"
     assert client.status is JobStatus.FINISHED
@@ -80,6 +161,10 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
         ("ben", 2, 0.0, 20.0),
     ]
     assert found(minutes) == [("ann", 2, 13, 0.0, 20.0), ("ben", 1, 2, 0.0, 20.0)]
+    assert [row[:2] for row in found(most)] == [("ann", 8), ("ben", 2)]
+    assert sorted(tuple(row) for row in added.rows())[-2:] == [(2, 1), (13, 3)]
+    assert found(alarms) == [("ann", 13, 0.0, 100.0), ("ben", 2, 0.0, 100.0)]
+    assert sorted(tuple(row) for row in refused.rows()) == [("ann", 8)]
 
 
 def test_an_idle_stream_is_woken_late_rows_go_to_the_side_and_a_restart_goes_on(
