@@ -155,6 +155,8 @@ class ElementRunner:
     ) -> None:
         self._shape = shape
         self._run = GroupRun(operator, uid, max_parallelism)
+        #: What was counted in the last call, by name.
+        self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
@@ -174,6 +176,7 @@ class ElementRunner:
                 elements.append(Elements(keys, values, times, shape.entry))
         self._load(group, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
+        self.counts = emitted.counts
         # First, since it names the field of a row that is not as it was declared; states keep results, too.
         written = list(self._written(emitted))
         group.store(self._run)
@@ -258,7 +261,9 @@ class BatchRunner:
         rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
         keys = [rows.column(f"{_KEY}{at}") for at in range(len(self._shape.key_types))]
         index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), keys)
-        times = rows.column(C.TIME).to_numpy() if C.TIME in rows.schema.names else None
+        # Rows without times may come behind an operator that has none for them.
+        has_times = C.TIME in rows.schema.names and not rows.column(C.TIME).null_count
+        times = rows.column(C.TIME).to_numpy() if has_times else None
         context = BatchContext(index, times, progress, group)
         first = BEHIND
         for out in self._function.process_batch(rows.select(list(self._fields)), context) or ():
