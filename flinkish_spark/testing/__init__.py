@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flinkish_spark.testing.open_transactions import still_open
     from flinkish_spark.testing.operator_harness import OperatorHarness
     from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
+    from flinkish_spark.testing.program_harness import ProgramHarness, ProgramSnapshot
     from flinkish_spark.testing.secure_broker import SecureBroker
     from flinkish_spark.testing.simulation.many import simulate_many
     from flinkish_spark.testing.simulation.runs import RunReport, simulate
@@ -30,6 +31,7 @@ _PUBLIC = {
     "open_transactions": ("still_open",),
     "operator_harness": ("OperatorHarness",),
     "postgres": ("LocalPostgres", "unpack_postgres"),
+    "program_harness": ("ProgramHarness", "ProgramSnapshot"),
     "secure_broker": ("SecureBroker",),
     "simulation.many": ("simulate_many",),
     "simulation.runs": ("RunReport", "simulate"),
@@ -48,6 +50,8 @@ __all__ = [
     "LocalMariaDb",
     "LocalPostgres",
     "OperatorHarness",
+    "ProgramHarness",
+    "ProgramSnapshot",
     "RunReport",
     "SecureBroker",
     "SinkUnderTest",
