@@ -13,8 +13,9 @@ from flinkish_spark.functions import KeyedCoProcessFunction
 from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.key_selectors import is_key_function
 from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.python_transforms import co_process_rows
 from flinkish_spark.graph.stream_graph import KeyedEntry
-from flinkish_spark.stream_functions import KeySelector
+from flinkish_spark.stream_functions import CoProcessFunction, KeySelector
 
 if TYPE_CHECKING:
     from flinkish_spark.datastream import DataStream
@@ -68,6 +69,36 @@ class ConnectedStreams:
         """Make any number of rows of each record; see :meth:`DataStream.flat_map`."""
         left = self._first.flat_map(first, output=output, name=name)
         return left.union(self._second.flat_map(second, output=output, name=name))
+
+    def process(
+        self,
+        function: CoProcessFunction,
+        *,
+        output: str | T.StructType | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, to several outputs; see :meth:`DataStream.process`.
+
+        Without keys there is no state and there are no timers. For these call :meth:`key_by` first.
+
+        Parameters
+        ----------
+        function
+            Has a method for each stream; there is a copy of it for each.
+        output
+            Fields of the main output; by default what the hint of `process_element1` says.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It is no CoProcessFunction, or cannot be sent to the workers.
+        SchemaError
+            The output is not known, or is no list of fields.
+        """
+        left, right = co_process_rows(function, output, name)
+        return self._first._behind(left).union(self._second._behind(right))
 
 
 class KeyedConnectedStreams:

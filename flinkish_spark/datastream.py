@@ -22,9 +22,7 @@ from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
 from flinkish_spark.graph.key_selectors import chosen_keys
 from flinkish_spark.graph.lookup_transforms import lookup_rows
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.python_transforms import (
-    ProcessTransform,
-)
+from flinkish_spark.graph.python_transforms import ProcessTransform, co_process_of
 from flinkish_spark.graph.strategies import check_strategy
 from flinkish_spark.graph.stream_graph import (
     KeyedEntry,
@@ -321,6 +319,10 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
         node = self._node
+        ways = co_process_of(node)
+        if ways:
+            sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
+            return sides[0].union(*sides[1:])
         if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform):
             fields = output_schema(tag.output, f"{node.function.settings.name}/{tag.name}")
             made = TransformNode(node.parent, node.function.of_side(tag.name, fields))

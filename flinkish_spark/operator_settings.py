@@ -11,7 +11,7 @@ from flinkish_spark.graph.partitioning import (
     checked_parallelism,
     shuffle_partitions,
 )
-from flinkish_spark.graph.python_transforms import RowTransform, TransformSettings
+from flinkish_spark.graph.python_transforms import RowTransform, TransformSettings, co_process_of
 from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamNode, TransformNode
 from flinkish_spark.protocol.ids import checked_name
 
@@ -142,7 +142,7 @@ class OperatorSettings:
 
     def _settings(self) -> TransformSettings | None:
         """Return those of the function that made the stream; None if none did."""
-        node = self._node
+        node = next(iter(co_process_of(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform):
             return node.function.settings
         return None

@@ -75,6 +75,30 @@ class ProcessContext(Protocol):
         """Emit a row to a side output; dropped if nobody reads it."""
 
 
+class CoProcessFunction(RichFunction, ABC):
+    """A function over two connected streams without a key: any number of rows of each record.
+
+    It has no state and no timers: what one input is to know of the other needs a key, or broadcast state. So
+    there is a copy of it for each input, and what one keeps in its attributes the other does not see.
+
+    Examples
+    --------
+    >>> class Amounts(CoProcessFunction):
+    ...     def process_element1(self, order, ctx):
+    ...         yield order.user, order.amount
+    ...     def process_element2(self, refund, ctx):
+    ...         yield refund.payer, -refund.amount
+    """
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process a record of the first stream; as :meth:`ProcessFunction.process_element`."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process a record of the second stream."""
+
+
 class ProcessFunction(RichFunction, ABC):
     """A function over the records of a stream without a key: any number of rows of each, to several outputs.
 

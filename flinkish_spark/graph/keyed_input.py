@@ -116,7 +116,11 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
         A part of the key cannot be one.
     """
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in given.keys]
-    transport = _transport(node, given, keys)
+    return sent_by(node, given, _transport(node, given, keys))
+
+
+def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:
+    """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
     if isinstance(node.function, ColumnFolding):
         return _folding(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):

@@ -97,27 +97,18 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     """
     routing = Routing(node.max_parallelism, parts.partitions)
     sent = [columns_sent(node, given) for given in parts.inputs]
-    schemas = _schemas(node, parts.inputs)
     routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
     rows = routes.of_inputs(parts.inputs, sent)
     if parts.seed is not None:
         rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
     if parts.markers is not None:
         rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
-    main = _main_output(node, schemas, sent[0].folded)
-    sides, has_times = parts.sides, all(one.has_times for one in parts.inputs)
-    outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
-    shape = RowShape(
-        inputs=tuple(map(_input_shape, parts.inputs, sent)),
-        key_types=_key_types(node, parts.inputs, sent),
-        outputs=outputs,
-        side_names=tuple(side.tag.name for side in sides),
-        with_times=_with_times(node, parts.inputs),
-    )
+    has_times = all(one.has_times for one in parts.inputs)
+    operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
-        operator=_operator(node, schemas, sent[0].folded, has_times=has_times),
+        operator=operator,
         shape=shape,
         upstream_channels=tuple(given.channels for given in parts.inputs),
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
@@ -129,14 +120,50 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    unpacker = BlockUnpacker(outputs, shape.with_times)
+    unpacker = BlockUnpacker(shape.outputs, shape.with_times)
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
         named_operator(frame, node.uid),
         tuple(kind.simpleString() for kind in shape.key_types),
-        tuple(tuple(fields.names) for fields in outputs),
-        main,
+        tuple(tuple(fields.names) for fields in shape.outputs),
+        shape.outputs[0],
     )
+
+
+def operator_and_shape(
+    node: KeyedNode,
+    inputs: Sequence[KeyedInput],
+    sent: Sequence[Sent],
+    sides: Sequence[SideNode],
+    *,
+    has_times: bool,
+) -> tuple[StatefulOperator, RowShape]:
+    """Return what runs in the workers, and how rows come and go there; needs no Spark.
+
+    Parameters
+    ----------
+    inputs
+        In their order, by entry; their frames are not looked at.
+    sent
+        What travels of each.
+    has_times
+        Whether the records of all inputs have event times.
+
+    Raises
+    ------
+    GraphError, SchemaError
+        As of :func:`plan_keyed`.
+    """
+    schemas = _schemas(node, inputs)
+    main = _main_output(node, schemas, sent[0].folded)
+    shape = RowShape(
+        inputs=tuple(map(_input_shape, inputs, sent)),
+        key_types=_key_types(node, inputs, sent),
+        outputs=(main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1))),
+        side_names=tuple(side.tag.name for side in sides),
+        with_times=_with_times(node, sent),
+    )
+    return _operator(node, schemas, sent[0].folded, has_times=has_times), shape
 
 
 def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
@@ -197,7 +224,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
     return schemas[0] if folded is None else folded.output
 
 
-def _with_times(node: KeyedNode, inputs: Sequence[KeyedInput]) -> bool:
+def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
     """Return whether rows that go out have event times.
 
     Raises
@@ -205,7 +232,7 @@ def _with_times(node: KeyedNode, inputs: Sequence[KeyedInput]) -> bool:
     GraphError
         A function gives them some, and there is no watermark by which they could count.
     """
-    has_times, function = any(one.has_times for one in inputs), node.function
+    has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
     if not isinstance(function, VectorizedProcessFunction):
         return has_times
     if function.event_time is not None and not has_times:

@@ -45,13 +45,15 @@ class LookupTransform(LocatedTransform):
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
-        own = T.StructType([field for field in frame.schema if not field.name.startswith(PREFIX)])
-        carried = tuple(field for field in frame.schema if field.name.startswith(PREFIX))
-        output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
-        worker = LookupRows(
-            replace(self.join, left_type=ddl_of(own)), self.name, output, carried, self.origins
-        )
+        worker = self.in_worker(frame.schema)
         return frame.mapInArrow(worker, worker.columns)
+
+    def in_worker(self, given: T.StructType) -> LookupRows:
+        """Return what runs in the workers for rows with these columns."""
+        own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
+        carried = tuple(field for field in given if field.name.startswith(PREFIX))
+        output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
+        return LookupRows(replace(self.join, left_type=ddl_of(own)), self.name, output, carried, self.origins)
 
 
 def lookup_rows(join: LookupJoin, output: str | T.StructType | None, name: str) -> LookupTransform:

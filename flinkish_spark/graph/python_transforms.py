@@ -16,11 +16,12 @@ from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
+from flinkish_spark.graph.stream_graph import StreamNode, TransformNode, UnionNode
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.process_functions import ProcessRows
 from flinkish_spark.runtime.row_functions import ExpandRows, FilterRows, One, RowFunction
-from flinkish_spark.stream_functions import ProcessFunction
+from flinkish_spark.stream_functions import CoProcessFunction, ProcessFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,11 +69,14 @@ class RowTransform(LocatedTransform):
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
-        function = replace(self.function, name=self.settings.name)
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
-        worker, columns = self._worker(function, frame.schema)
+        worker, columns = self.in_worker(frame.schema)
         return spread.mapInArrow(worker, columns)
+
+    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what runs in the workers for rows with these columns, and the columns that come out."""
+        return self._worker(replace(self.function, name=self.settings.name), given)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers, and the columns that come out."""
@@ -147,6 +151,37 @@ def process_rows(function: Any, output: str | T.StructType | None, name: str | N
     name = name or _name_of(function, "process")
     fields = _fields(output, call, name, is_iterable=True)
     return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
+
+
+def co_process_rows(
+    function: Any, output: str | T.StructType | None, name: str | None
+) -> tuple[ProcessTransform, ProcessTransform]:
+    """Return the transforms that call a process function with two inputs, one for each."""
+    if not isinstance(function, CoProcessFunction):
+        raise GraphError(
+            f"process() got a {type(function).__name__}",
+            why="two streams without keys are connected, and what reads them has no state",
+            what_to_do="give it an instance of a CoProcessFunction of flinkish_spark.stream_functions; for "
+            "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
+            "broadcast stream",
+        )
+    name = name or _name_of(function, "process")
+    fields = _fields(output, function.process_element1, name, is_iterable=True)
+    settings = TransformSettings(name)
+    first, second = (
+        _checked(ProcessTransform(RowFunction(name, call, function), fields, settings))
+        for call in (function.process_element1, function.process_element2)
+    )
+    return first, second
+
+
+def co_process_of(node: StreamNode) -> tuple[TransformNode, ...]:
+    """Return the two ways on which a function with two inputs makes a stream; none if none did."""
+    parents = node.parents if isinstance(node, UnionNode) else ()
+    ways = [one for one in parents if isinstance(one, TransformNode)]
+    made = [one.function for one in ways if isinstance(one.function, ProcessTransform)]
+    is_one = len(made) == len(parents) == 2 and made[0].settings is made[1].settings
+    return tuple(ways) if is_one and isinstance(made[0].function.rich, CoProcessFunction) else ()
 
 
 def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.subtask import SubtaskFacts
 from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.state import (
     AggregatingState,
@@ -29,7 +30,7 @@ class StateRedeclared(ValueError):
     """One name was given to two states of an operator that are not the same."""
 
 
-class KeyedStates:
+class KeyedStates(SubtaskFacts):
     """The states of an operator, made when it is opened; the tables behind them change per key group.
 
     Parameters

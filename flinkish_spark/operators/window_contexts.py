@@ -9,6 +9,7 @@ from typing import Any
 from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
+from flinkish_spark.operators.subtask import SubtaskFacts
 from flinkish_spark.state import (
     AggregatingState,
     AggregatingStateDescriptor,
@@ -139,7 +140,7 @@ class DeclaredStates:
         return self._states.get_aggregating_state(descriptor)
 
 
-class FunctionStates(DeclaredStates):
+class FunctionStates(DeclaredStates, SubtaskFacts):
     """The states of a window function: per key (itself), and per key and window.
 
     Given to the function's `open`; after :meth:`seal` nothing new can be declared.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from flinkish_spark.operators.subtask import SubtaskFacts
 from flinkish_spark.state import StateDescriptor
 
 
@@ -11,7 +12,7 @@ class KeyedStateWithoutKey(TypeError):
     """A state or timer of a key was asked for where no key is the current one."""
 
 
-class NoKeyedState:
+class NoKeyedState(SubtaskFacts):
     """Given to `open` of a function whose stream has no key.
 
     Parameters

@@ -149,6 +149,8 @@ class ElementRunner:
     ) -> None:
         self._shape = shape
         self._run = GroupRun(operator, uid, max_parallelism)
+        #: What was counted in the last call, by name.
+        self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
@@ -168,6 +170,7 @@ class ElementRunner:
                 elements.append(Elements(keys, values, times, shape.entry))
         self._load(group, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
+        self.counts = emitted.counts
         # First, since it names the field of a row that is not as it was declared; states keep results, too.
         written = list(self._written(emitted))
         group.store(self._run)

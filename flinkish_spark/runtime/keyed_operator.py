@@ -329,7 +329,7 @@ class KeyedOperator:
             # PySpark appends an empty frame to every batch, and pandas warns of it each time.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
-            self._runner = _runner_of(spec)
+            self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
             freeze_modules()
         return self._runner
 
@@ -356,9 +356,9 @@ class KeyedOperator:
         return BaseFiles(self._mapped, here.number, here.pinned)
 
 
-def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:
+def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
     """Return the opened operator."""
-    operator, settings = spec.operator, (spec.uid, spec.max_parallelism, spec.shape)
+    settings = uid, max_parallelism, shape
     if isinstance(operator, VectorizedProcessFunction):
         return BatchRunner(operator, *settings)
     if isinstance(operator, WindowFold):

@@ -8,6 +8,7 @@ sees it again when the micro-batch is run again, on whatever machine.
 from __future__ import annotations
 
 import json
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from flinkish_spark.runtime.spark_log import OFFSETS
 CHECKPOINT_PROPERTY = "flinkish.checkpoint"
 #: Spark's own: the micro-batch's number.
 _BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+#: What a harness without Spark says in place of a task's own micro-batch.
+MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_IN_HARNESS", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ def micro_batch_of_task() -> MicroBatch:
     OSError, ValueError
         The offset log cannot be read, which is a fault of the environment.
     """
+    given = MICRO_BATCH_IN_HARNESS.get()
+    if given is not None:
+        return given
     task = TaskContext.get()
     folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
     batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.functions import RichFunction
+from flinkish_spark.operators.subtask import SubtaskFacts
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
@@ -24,7 +25,7 @@ from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 
-class StatelessContext:
+class StatelessContext(SubtaskFacts):
     """What `open` of a function without state is given."""
 
     def __init__(self, uid: str) -> None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from flinkish_spark.testing.open_transactions import still_open
     from flinkish_spark.testing.operator_harness import OperatorHarness
     from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
+    from flinkish_spark.testing.program_harness import ProgramHarness, ProgramSnapshot
     from flinkish_spark.testing.secure_broker import SecureBroker
     from flinkish_spark.testing.simulation.many import simulate_many
     from flinkish_spark.testing.simulation.runs import RunReport, simulate
     from flinkish_spark.testing.simulation.surroundings import simulated_surroundings
     from flinkish_spark.testing.sinks import SINK_CASES, SinkUnderTest, check_sink
     from flinkish_spark.testing.tls import LocalCertificates, make_certificates
-    from flinkish_spark.testing.vectorized_harness import VectorizedHarness
 
 #: Module -> the names it gives to the test tools.
 _PUBLIC = {
@@ -31,13 +31,13 @@ _PUBLIC = {
     "open_transactions": ("still_open",),
     "operator_harness": ("OperatorHarness",),
     "postgres": ("LocalPostgres", "unpack_postgres"),
+    "program_harness": ("ProgramHarness", "ProgramSnapshot"),
     "secure_broker": ("SecureBroker",),
     "simulation.many": ("simulate_many",),
     "simulation.runs": ("RunReport", "simulate"),
     "simulation.surroundings": ("simulated_surroundings",),
     "sinks": ("SINK_CASES", "SinkUnderTest", "check_sink"),
     "tls": ("LocalCertificates", "make_certificates"),
-    "vectorized_harness": ("VectorizedHarness",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -50,10 +50,11 @@ __all__ = [
     "LocalMariaDb",
     "LocalPostgres",
     "OperatorHarness",
+    "ProgramHarness",
+    "ProgramSnapshot",
     "RunReport",
     "SecureBroker",
     "SinkUnderTest",
-    "VectorizedHarness",
     "check_sink",
     "make_certificates",
     "simulate",

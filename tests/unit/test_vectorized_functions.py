@@ -21,7 +21,8 @@ from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.runtime.arrow_rows import OutputError
-from flinkish_spark.testing import OperatorHarness, VectorizedHarness, vectorized_harness
+from flinkish_spark.testing import OperatorHarness, vectorized_harness
+from flinkish_spark.testing.vectorized_harness import VectorizedHarness
 
 ORDERS, ALARMS = "user STRING, amount LONG", "user STRING, total LONG, at LONG"
 REFUSED = OutputTag("refused", "user STRING, amount LONG")

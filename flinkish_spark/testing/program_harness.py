@@ -1,0 +1,369 @@
+"""Runs a program's functions step by step, without Spark: push elements, watermarks, times; see what comes.
+
+The program is written with the public API, as for a job: a function from streams to the stream that is
+looked at. Declared types are checked, state goes through the format in which a job stores it, and operators
+are planned by the same code as in a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.datastream import DataStream
+from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.stream_graph import SourceNode, StreamNode, legs
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
+from flinkish_spark.operators.group_run import Progress
+from flinkish_spark.protocol.operator_watermarks import Watermarks
+from flinkish_spark.runtime.micro_batch_time import MICRO_BATCH_IN_HARNESS, MicroBatch
+from flinkish_spark.runtime.row_blocks import BEHIND
+from flinkish_spark.testing.operator_harness import Output
+from flinkish_spark.testing.program_declaring import declared, program_of
+from flinkish_spark.testing.program_operator import OperatorSnapshot, ProgramOperator, next_due_ms
+from flinkish_spark.testing.program_steps import Way, fields_of, frame_of, frame_type, records_in, way_of
+
+#: An element and its event time in milliseconds, None without one.
+Timed = tuple[Any, int | None]
+
+
+@dataclass(frozen=True)
+class ProgramSnapshot:
+    """What a harness can be restored from.
+
+    Parameters
+    ----------
+    operators
+        What each operator with state has stored, by uid.
+    watermark_ms, processing_time_ms
+        Where time stood.
+    """
+
+    operators: Mapping[str, OperatorSnapshot]
+    watermark_ms: int = MIN_WATERMARK_MS
+    processing_time_ms: int = 0
+
+
+class ProgramHarness:
+    """A program without sources and sinks, in memory.
+
+    Parameters
+    ----------
+    program
+        Gets one stream for each input and returns the stream that is looked at. It may do what a job does
+        with streams, but for `transform` and column expressions, which need the JVM.
+    inputs
+        Fields of each input's elements: ``"user STRING, amount LONG"``, or a StructType.
+    side_outputs
+        Of the operator that made the returned stream; what is emitted to others is dropped, as in a job.
+    parallelism
+        Number of subtasks of each operator with state. It may differ from that of the snapshot.
+    max_parallelism
+        Number of key groups of operators that say none; must be that of the snapshot.
+    restore
+        What to begin with; nothing by default.
+
+    Raises
+    ------
+    GraphError, SchemaError, ConfigError, UserFunctionError
+        What a job would refuse; or the program has something that needs Spark, or does not fit the snapshot.
+
+    Notes
+    -----
+    Each call of `push`, `push_all`, `watermark`, `processing_time` and `micro_batch` is one micro-batch. One
+    that raises has done nothing; what a function raises comes out as it is. The functions that run are copies
+    of those that the program gave, as in a job: a new one for each subtask, and after a crash.
+
+    Examples
+    --------
+    >>> from flinkish_spark.windows import TumblingEventTimeWindows
+    >>> def program(orders):
+    ...     windows = orders.key_by("user").window(TumblingEventTimeWindows(10))
+    ...     return windows.reduce(lambda a, b: (a.user, a.amount + b.amount), uid="totals")
+    >>> harness = ProgramHarness(program, "user STRING, amount LONG")
+    >>> harness.push_all([(("ann", 1), 3), (("ann", 2), 9), (("ann", 5), 12)])
+    >>> harness.watermark(9)
+    >>> harness.take().rows
+    [Record(user='ann', amount=3)]
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., DataStream],
+        *inputs: str | T.StructType,
+        side_outputs: Sequence[OutputTag] = (),
+        parallelism: int = 1,
+        max_parallelism: int = 16,
+        restore: ProgramSnapshot | None = None,
+    ) -> None:
+        sources, stream = declared(program, inputs, parallelism, max_parallelism)
+        self._sources: list[tuple[SourceNode, T.StructType]] = sources
+        sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
+        graph = stream._environment.graph
+        frames = {id(node): frame_type(fields) for node, fields in sources}
+        self._operators: list[ProgramOperator] = []
+        for node in graph.operators:
+            made = ProgramOperator(node, graph.sides_of(node), frames, parallelism)
+            self._operators.append(made)
+            frames |= made.frames
+        self._main = _ways(stream._node, frames)
+        self._sides = {tag.name: _ways(side._node, frames) for tag, side in sides}
+        self._pushed = [0] * len(sources)
+        self._last = ProgramSnapshot({}) if restore is None else restore
+        self._begin(self._last)
+
+    @classmethod
+    def of(cls, function: Any, *inputs: str | T.StructType, **settings: Any) -> Self:
+        """Return a harness for one function.
+
+        Parameters
+        ----------
+        function
+            A KeyedProcessFunction, KeyedCoProcessFunction, VectorizedProcessFunction, ProcessFunction,
+            CoProcessFunction, BroadcastProcessFunction, KeyedBroadcastProcessFunction,
+            CheckpointedProcessFunction, MapFunction, FlatMapFunction or FilterFunction.
+        inputs
+            Fields of each input; of a broadcast function those of the broadcast one come second.
+        settings
+            ``key=`` what `key_by` takes, for two keyed inputs a pair of that, and ``key_type=`` the type of
+            what functions return there; ``output=`` the fields of what is emitted, by default what hints say;
+            ``broadcast=`` descriptors of broadcast states; ``uid=``. All others are those of the class.
+
+        Raises
+        ------
+        ConfigError
+            It is no such function, or something is missing that it needs.
+
+        Examples
+        --------
+        >>> from flinkish_spark import MapFunction
+        >>> class Doubled(MapFunction):
+        ...     def map(self, value):
+        ...         return (value.n * 2,)
+        >>> harness = ProgramHarness.of(Doubled(), "n LONG", output="n LONG")
+        >>> harness.push((21,))
+        >>> harness.take().rows
+        [Record(n=42)]
+        """
+        program, rest = program_of(function, len(inputs), settings)
+        return cls(program, *inputs, **rest)
+
+    # -- input ----------------------------------------------------------------------------------
+    def push(self, value: Any, time_ms: int | None = None, source: int = 0) -> None:
+        """Process one element of an input.
+
+        Parameters
+        ----------
+        value
+            A tuple, named tuple, Row, dict or dataclass; of an input with one field also its value.
+        time_ms
+            Its event time; None without one.
+        source
+            Number of the input.
+        """
+        self.push_all([(value, time_ms)], source)
+
+    def push_all(self, elements: Sequence[Timed], source: int = 0, channel: int = 0) -> None:
+        """Process elements of one input as one micro-batch: (value, event time).
+
+        Parameters
+        ----------
+        channel
+            Where they come from, for example a Kafka partition; of functions with operator list state it says
+            the subtask.
+        """
+        given: list[Sequence[Timed]] = [()] * len(self._sources)
+        if not 0 <= source < len(given):
+            raise ConfigError(
+                f"there is no input {source}", what_to_do=f"inputs have the numbers 0 to {len(given) - 1}"
+            )
+        given[source] = elements
+        self.micro_batch(*given, channel=channel)
+
+    def watermark(self, time_ms: int) -> None:
+        """Let event time advance; a watermark that does not is ignored."""
+        if time_ms > self._watermark_ms:
+            self.micro_batch(watermark_ms=time_ms)
+
+    def processing_time(self, time_ms: int) -> None:
+        """Let processing time advance.
+
+        Raises
+        ------
+        ValueError
+            It would go back.
+        """
+        self.micro_batch(processing_time_ms=time_ms)
+
+    def end_of_input(self) -> None:
+        """Let event time end: all event-time timers and windows fire, as when all sources are bounded."""
+        self.watermark(MAX_WATERMARK_MS)
+
+    def micro_batch(
+        self,
+        *elements: Sequence[Timed],
+        watermark_ms: int | None = None,
+        processing_time_ms: int | None = None,
+        channel: int = 0,
+    ) -> None:
+        """Process elements of all inputs as one micro-batch.
+
+        Parameters
+        ----------
+        elements
+            Of each input, in order; inputs that are left out have none.
+        watermark_ms, processing_time_ms
+            What event and processing time reach first; by default they stay where they are.
+        channel
+            Where the elements come from.
+        """
+        now_ms = self._time_ms if processing_time_ms is None else processing_time_ms
+        if now_ms < self._time_ms:
+            raise ValueError(f"processing time is {self._time_ms} and cannot go back to {now_ms}")
+        reached_ms = max(self._watermark_ms, MIN_WATERMARK_MS if watermark_ms is None else watermark_ms)
+        if len(elements) > len(self._sources):
+            raise ConfigError(
+                f"the program has {len(self._sources)} inputs, and elements came for {len(elements)}",
+                what_to_do="give a list for each input",
+            )
+        found = self._frames(elements, channel)
+        before = [one.snapshot() for one in self._operators]
+        try:
+            output = self._run(found, Progress(self._watermark_ms, reached_ms, now_ms))
+        except BaseException:
+            for operator, stored in zip(self._operators, before, strict=True):
+                operator.take_back(stored)
+            raise
+        self._watermark_ms, self._time_ms = reached_ms, now_ms
+        self._output.extend(output)
+
+    # -- output ---------------------------------------------------------------------------------
+    def take(self) -> Output:
+        """Return what was emitted since the last call: rows, their times, side outputs, counts.
+
+        Rows are named tuples. Those of one key are in their order; of several keys in one micro-batch the
+        order is not one to rely on.
+        """
+        output, self._output = self._output, Output()
+        return output
+
+    @property
+    def output_type(self) -> T.StructType:
+        """Fields of the stream that the program returned."""
+        return fields_of(self._main[0].frame)
+
+    # -- state ----------------------------------------------------------------------------------
+    def snapshot(self) -> ProgramSnapshot:
+        """Return all state and where time stands, for a harness of the same program, or a changed one.
+
+        It is also what :meth:`crash` goes back to.
+        """
+        stored = {one.node.uid: one.snapshot() for one in self._operators}
+        self._last = ProgramSnapshot(stored, self._watermark_ms, self._time_ms)
+        return self._last
+
+    def crash(self) -> None:
+        """Lose everything since the last snapshot: state, times, and output that was not taken.
+
+        Without one, what the harness was made with is there again. Functions are not closed; new copies of
+        them are opened. Push again what was pushed since, as a job reads it again.
+        """
+        self._begin(self._last)
+
+    def close(self) -> None:
+        """Close all functions, as a worker that ends in order."""
+        for operator in self._operators:
+            operator.close()
+
+    def entries(self, state: str, uid: str | None = None) -> dict[Any, Any]:
+        """Return all entries of a keyed state, by key; those of windows by (key, window).
+
+        Parameters
+        ----------
+        uid
+            Of the operator; may be left out if only one has a state of that name.
+
+        Raises
+        ------
+        ConfigError
+            There is no such state, or there are several.
+        """
+        having = [one for one in self._operators if state in one.state_names and uid in (None, one.node.uid)]
+        if len(having) != 1:
+            known = [f"{one.node.uid}/{name}" for one in self._operators for name in one.state_names]
+            raise ConfigError(
+                f"there are {len(having)} states '{state}'",
+                why=f"there is {', '.join(known) or 'no keyed state'}",
+                what_to_do="name one of them, and the uid of its operator",
+            )
+        return {row.slot: row.value for group in having[0].group_states() for row in group.rows(state)}
+
+    def timer_count(self) -> int:
+        """Return how many timers are registered, of both clocks and all operators."""
+        return sum(group.timer_count() for one in self._operators for group in one.group_states())
+
+    def next_timer_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the next timer of a clock is due; None without one."""
+        due = [next_due_ms(one, domain) for one in self._operators]
+        return min((due_ms for due_ms in due if due_ms is not None), default=None)
+
+    @property
+    def watermark_ms(self) -> int:
+        """Where event time stands."""
+        return self._watermark_ms
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _begin(self, stored: ProgramSnapshot) -> None:
+        known = {one.node.uid for one in self._operators}
+        lost = sorted(uid for uid in stored.operators if uid not in known)
+        if lost:
+            raise GraphError(
+                f"the snapshot has state of '{lost[0]}', and the program has no such operator",
+                why="state is found again by uid",
+                what_to_do=f'give an operator uid="{lost[0]}"',
+            )
+        for operator in self._operators:
+            operator.restart(stored.operators.get(operator.node.uid))
+        self._watermark_ms, self._time_ms = stored.watermark_ms, stored.processing_time_ms
+        self._output = Output()
+
+    def _frames(self, elements: Sequence[Sequence[Timed]], channel: int) -> dict[int, pa.RecordBatch]:
+        found = {}
+        for number, (node, fields) in enumerate(self._sources):
+            own = elements[number] if number < len(elements) else ()
+            first = BEHIND + self._pushed[number]
+            values, times = [value for value, _ in own], [time_ms for _, time_ms in own]
+            found[id(node)] = frame_of(values, times, fields, channel, first)
+            self._pushed[number] += len(own)
+        return found
+
+    def _run(self, found: dict[int, pa.RecordBatch], progress: Progress) -> Output:
+        here = MicroBatch(
+            Watermarks(progress.watermark_before_ms),
+            Watermarks(progress.watermark_ms),
+            progress.processing_time_ms,
+        )
+        output = Output()
+        token = MICRO_BATCH_IN_HARNESS.set(here)
+        try:
+            for operator in self._operators:
+                found |= operator.run(found, progress, output.counts)
+            for way in self._main:
+                rows, times = records_in(way.rows(found))
+                output.rows += rows
+                output.times_ms += times
+            for name, ways in self._sides.items():
+                found_rows = [row for way in ways for row in records_in(way.rows(found))[0]]
+                if found_rows:
+                    output.side[name] = found_rows
+        finally:
+            MICRO_BATCH_IN_HARNESS.reset(token)
+        return output
+
+
+def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[Way]:
+    return [way_of(leg, frames[id(leg.base)]) for leg in legs(node)]

@@ -1,0 +1,375 @@
+"""One operator with state in a harness: planned and run as in a job, with everything in memory."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, refuse_unfit_key
+from flinkish_spark.graph.keyed_input import KeyedInput, Sent, Transport, sent_by
+from flinkish_spark.graph.keyed_plan import operator_and_shape
+from flinkish_spark.graph.stream_graph import Base, KeyedNode, SideNode, legs
+from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.group_run import Progress
+from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
+from flinkish_spark.operators.subtask import Subtask, running_as
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.arrow_rows import to_values
+from flinkish_spark.runtime.column_functions import AppendColumns
+from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows
+from flinkish_spark.runtime.keyed_operator import Origins, runner_of
+from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order
+from flinkish_spark.testing.program_steps import Way, blaming, fields_of, frame_type, way_of
+
+
+@dataclass(frozen=True)
+class OperatorSnapshot:
+    """What an operator has stored.
+
+    Parameters
+    ----------
+    groups
+        State and timers of keys, by key group.
+    partitions
+        What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
+    max_parallelism
+        Number of key groups.
+    """
+
+    groups: Mapping[int, bytes]
+    partitions: tuple[bytes | None, ...]
+    max_parallelism: int
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A way into the operator, and how its records travel."""
+
+    way: Way
+    given: KeyedInput
+    sent: Sent
+    keys: AppendColumns | None
+
+
+class ProgramOperator:
+    """An operator with all its subtasks.
+
+    Parameters
+    ----------
+    node, sides
+        The operator, and its side outputs that are read.
+    frames
+        Columns of what is in front, by identity of the node.
+    parallelism
+        Number of subtasks; key group g is in subtask g modulo that.
+
+    Raises
+    ------
+    GraphError, SchemaError, ConfigError
+        What a job would refuse when it starts, or something that needs Spark.
+    """
+
+    def __init__(
+        self,
+        node: KeyedNode,
+        sides: Sequence[SideNode],
+        frames: Mapping[int, T.StructType],
+        parallelism: int,
+    ) -> None:
+        self.node, self._sides, self._parallelism = node, tuple(sides), parallelism
+        self._inputs = [
+            _input(node, number, way_of(leg, frames[id(leg.base)]))
+            for number, entry in enumerate(node.entries)
+            for leg in legs(entry.parent)
+        ]
+        operator, self._shape = operator_and_shape(
+            node,
+            [one.given for one in self._inputs],
+            [one.sent for one in self._inputs],
+            self._sides,
+            has_times=True,
+        )
+        self._made: Any = operator
+        self._operators: list[Any] = []
+        self.restart(None)
+
+    @property
+    def frames(self) -> dict[int, T.StructType]:
+        """Columns of each output that is read, by identity of its node."""
+        found = {id(self.node): frame_type(self._shape.outputs[0])}
+        return found | {id(side): frame_type(side.output) for side in self._sides}
+
+    # -- state --------------------------------------------------------------------------------------
+    def snapshot(self) -> OperatorSnapshot:
+        """Return what is stored."""
+        return OperatorSnapshot(dict(self._groups), tuple(self._partitions), self.node.max_parallelism)
+
+    def restart(self, stored: OperatorSnapshot | None) -> None:
+        """Begin with new copies of the function, and with what was stored; None for nothing.
+
+        Raises
+        ------
+        ConfigError
+            It was stored with another number of key groups.
+        """
+        node, shape = self.node, self._shape
+        if stored is not None and stored.max_parallelism != node.max_parallelism:
+            raise ConfigError(
+                f"operator '{node.uid}' has {node.max_parallelism} key groups, "
+                f"and the snapshot is of one with {stored.max_parallelism}",
+                why="keys are found by their key group",
+                what_to_do=f"give it max_parallelism={stored.max_parallelism}",
+                uid=node.uid,
+            )
+        self._operators, self._runners = [], []
+        for index in range(self._parallelism):
+            own = copy.deepcopy(self._made)
+            with running_as(self._subtask(index)):
+                runner: Any = runner_of(own, node.uid, node.max_parallelism, shape)
+            self._operators.append(own)
+            self._runners.append(runner)
+        self._layout = self._runners[0].layout
+        self._groups = {} if stored is None else dict(stored.groups)
+        self._partitions: list[bytes | None] = [None] * self._parallelism
+        if stored is not None and len(stored.partitions) == self._parallelism:
+            self._partitions = list(stored.partitions)
+        elif stored is not None and any(one is not None for one in stored.partitions):
+            self._partitions = [
+                runner.restored(stored.partitions, index, self._parallelism)
+                for index, runner in enumerate(self._runners)
+            ]
+        for value in self._groups.values():
+            # A declaration that does not fit is an error now, not of some element later.
+            GroupState(self._layout, value, NoBases())
+
+    def take_back(self, before: OperatorSnapshot) -> None:
+        """Have stored again what was stored before a micro-batch."""
+        self._groups, self._partitions = dict(before.groups), list(before.partitions)
+
+    def close(self) -> None:
+        """Close the functions."""
+        for operator in self._operators:
+            closed: Any = getattr(operator, "close", None) or getattr(
+                getattr(operator, "function", None), "close", None
+            )
+            if closed is not None:
+                closed()
+
+    def group_states(self) -> Iterator[GroupState]:
+        """Yield what is stored of each key group."""
+        for value in self._groups.values():
+            yield GroupState(self._layout, value, NoBases())
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of its keyed states."""
+        return tuple(self._layout.states)
+
+    # -- a micro-batch ------------------------------------------------------------------------------
+    def run(
+        self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
+    ) -> dict[int, pa.RecordBatch]:
+        """Work through a micro-batch.
+
+        Parameters
+        ----------
+        found
+            What each node in front has emitted in it, by identity.
+        counts
+            What the operator counts is added here, by name.
+
+        Returns
+        -------
+        dict
+            What came out of each output, by identity of its node.
+        """
+        given = [one.way.rows(found) for one in self._inputs]
+        blocks, whole = self._spread(given)
+        out: list[tuple[int, OutRows]] = []
+        for index, runner in enumerate(self._runners):
+            if hasattr(runner, "begin"):
+                with running_as(self._subtask(index)), blaming(self.node.uid):
+                    done = runner.begin(self._partitions[index], whole(index), progress)
+                self._partitions[index] = self._partitions[index] if done.value is None else done.value
+                out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
+        for group in sorted(blocks.keys() | self._called(progress)):
+            inputs = [
+                in_order(own, arrow_schema(one.sent.transport.schema)) if own else None
+                for own, one in zip(blocks.get(group, [[]] * len(given)), self._inputs, strict=True)
+            ]
+            out += [(group, rows) for rows in self._process(group, inputs, progress, counts)]
+        return self._frames(out)
+
+    def _process(
+        self, group: int, inputs: InputRows, progress: Progress, counts: dict[str, int]
+    ) -> list[OutRows]:
+        index = group % self._parallelism
+        runner = self._runners[index]
+        state = GroupState(self._layout, self._groups.get(group), NoBases())
+        with running_as(self._subtask(index)), blaming(self.node.uid):
+            out = list(runner.process(inputs, state, progress))
+            if state.is_changed:
+                self._groups[group] = state.dump(group, NO_BASE, progress.processing_time_ms)
+        for name, count in getattr(runner, "counts", {}).items():
+            counts[name] = counts.get(name, 0) + count
+        return out
+
+    def _called(self, progress: Progress) -> set[int]:
+        """Return the key groups that have something to do without elements."""
+        called = set()
+        for group, value in self._groups.items():
+            state = GroupState(self._layout, value, NoBases())
+            due = [(state.next_due_ms(clock), limit_ms) for clock, limit_ms in progress.limits_ms.items()]
+            is_due = any(due_ms is not None and due_ms <= limit_ms for due_ms, limit_ms in due)
+            if is_due or getattr(self._runners[group % self._parallelism], "has_applications", False):
+                called.add(group)
+        return called
+
+    def _spread(
+        self, given: Sequence[pa.RecordBatch]
+    ) -> tuple[dict[int, list[list[bytes]]], Callable[[int], InputRows]]:
+        """Return blocks by key group and input; and what belongs to no key group, by subtask."""
+        blocks: dict[int, list[list[bytes]]] = {}
+        others: list[pa.RecordBatch | None] = [None] * len(given)
+        for number, (rows, one) in enumerate(zip(given, self._inputs, strict=True)):
+            if not rows.num_rows:
+                continue
+            with blaming(self.node.uid):
+                travelling = _travelling(rows, one, self.node.max_parallelism)
+            if one.given.distribution is not Distribution.BY_KEY:
+                others[number] = travelling.drop_columns([C.ROUTE])
+                continue
+            for group, block in _blocks(travelling, one.sent):
+                blocks.setdefault(group, [[] for _ in given])[number].append(block)
+
+        def whole(index: int) -> InputRows:
+            return [
+                rows
+                if rows is None or one.given.distribution is Distribution.BROADCAST
+                else self._own(rows, index)
+                for rows, one in zip(others, self._inputs, strict=True)
+            ]
+
+        return blocks, whole
+
+    def _own(self, rows: pa.RecordBatch, index: int) -> pa.RecordBatch:
+        channels = rows.column(C.CHANNEL).to_numpy()
+        return rows.filter(pa.array(channels % self._parallelism == index))
+
+    def _frames(self, out: Iterable[tuple[int, OutRows]]) -> dict[int, pa.RecordBatch]:
+        nodes: list[Base] = [self.node, *self._sides]
+        schemas = [arrow_schema(self.frames[id(node)]) for node in nodes]
+        parts: list[list[pa.RecordBatch]] = [[] for _ in nodes]
+        for channel, one in out:
+            count = one.rows.num_rows
+            places = [pa.array([channel] * count, pa.int64()), pa.array(range(one.first, one.first + count))]
+            # Of a vectorised function that names no event time rows have none.
+            times = [] if self._shape.with_times else [pa.nulls(count, pa.int64())]
+            arrays = [*places, *times, *one.rows.columns]
+            parts[one.side].append(pa.RecordBatch.from_arrays(arrays, schema=schemas[one.side]))
+        return {
+            id(node): pa.concat_batches(own) if own else pa.RecordBatch.from_pylist([], schema=schema)
+            for node, own, schema in zip(nodes, parts, schemas, strict=True)
+        }
+
+    def _subtask(self, index: int) -> Subtask:
+        return Subtask(index, self._parallelism)
+
+
+def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
+    """Return when an operator's next timer of a clock is due; None without one."""
+    due = [state.next_due_ms(domain) for state in operator.group_states()]
+    return min((due_ms for due_ms in due if due_ms is not None), default=None)
+
+
+# -- what travels -----------------------------------------------------------------------------------------
+
+
+def _input(node: KeyedNode, number: int, way: Way) -> _Input:
+    entry, fields = node.entries[number], fields_of(way.frame)
+    functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
+    worker = key_worker(functions[0], way.frame, node.uid, Origins()) if functions else None
+    transport = _transport(node.uid, fields, entry.keys, worker)
+    # What is no name stands for a key that is computed.
+    keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
+    given = KeyedInput(
+        (), fields, frozenset(), Origins(), keys, entry=number, distribution=entry.distribution
+    )
+    return _Input(way, given, sent_by(node, given, transport), worker)
+
+
+def _transport(
+    uid: str, fields: T.StructType, keys: Sequence[Key], worker: AppendColumns | None
+) -> Transport:
+    """Return how whole records travel, as the planner says it with columns of Spark's."""
+    names = {field.name: f"c{at}" for at, field in enumerate(fields)}
+    control = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE, C.TIME)]
+    own = [T.StructField(names[field.name], field.dataType) for field in fields]
+    if worker is not None:
+        made = [T.StructField(f"k{at}", part.dataType) for at, part in enumerate(worker.made)]
+        key_names, kinds = [one.name for one in made], [one.dataType for one in made]
+        return Transport(
+            (), T.StructType([*control, *own, *made]), tuple(names.values()), tuple(key_names), tuple(kinds)
+        )
+    chosen = [_key_field(uid, key, fields) for key in keys]
+    return Transport(
+        (),
+        T.StructType([*control, *own]),
+        tuple(names.values()),
+        tuple(names[field.name] for field in chosen),
+        tuple(field.dataType for field in chosen),
+    )
+
+
+def _key_field(uid: str, key: Key, fields: T.StructType) -> T.StructField:
+    if not isinstance(key, str):
+        raise GraphError(
+            f"operator '{uid}' is keyed by a column expression, which a harness cannot compute",
+            why="Spark evaluates it in the JVM",
+            what_to_do='name a column, or give a function: key_by(lambda order: ..., key="STRING")',
+            uid=uid,
+        )
+    if key not in fields.names:
+        raise GraphError(
+            f"operator '{uid}' is keyed by '{key}', which its records do not have",
+            why=f"they have {', '.join(fields.names)}",
+            what_to_do="name one of them",
+            uid=uid,
+        )
+    refuse_unfit_key(fields[key].dataType, f"operator '{uid}' is keyed by", key)
+    return fields[key]
+
+
+def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatch:
+    """Return records behind their key group, with the columns that travel."""
+    if one.keys is not None:
+        (rows,) = one.keys(iter([rows]))
+        keys = [rows.column(name) for name in one.keys.names]
+    else:
+        keys = [rows.column(key) for key in one.given.keys if isinstance(key, str)]
+    values = zip(*map(to_values, keys), strict=True) if keys else [()] * rows.num_rows
+    hashes = [zlib.crc32(repr(value).encode()) for value in values]
+    control = [rows.column(name) for name in (C.CHANNEL, C.SEQUENCE, C.TIME)]
+    own = [rows.column(name) for name in one.given.schema.names]
+    schema = arrow_schema([T.StructField(C.ROUTE, T.IntegerType()), *one.sent.chosen.schema])
+    routes = pa.array([hashed % groups for hashed in hashes], pa.int32())
+    made = keys if one.keys is not None else []
+    arrays = [routes, pa.array(hashes, pa.int64()), *control, *own, *made]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _blocks(rows: pa.RecordBatch, sent: Sent) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks behind their key group, as the packer of a task makes them."""
+    folded = sent.folded
+    packer = BlockPacker(
+        arrow_schema(sent.transport.schema), combine=None if folded is None else folded.combiner
+    )
+    for packed in packer(iter([rows])):
+        yield from zip(packed.column(C.ROUTE).to_pylist(), packed.column(C.BLOCK).to_pylist(), strict=True)
