@@ -21,6 +21,7 @@ from flinkish_spark.graph.latency_markers import SourceMarkers
 from flinkish_spark.graph.operator_factories import ColumnFolding, FoldingWindows, Windows
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
+from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime import columns as C
@@ -35,6 +36,8 @@ from flinkish_spark.runtime.row_blocks import (
 )
 
 STATE_DDL = "value BINARY"
+#: When a key group's entries move out of its state value; tests that crash jobs make it small.
+BASE_POLICY = BasePolicy()
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
         origins=tuple(given.origins for given in parts.inputs),
         reporter=parts.number,
+        base_policy=BASE_POLICY,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

@@ -68,8 +68,6 @@ USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.
 STATE_MARKER = "[FLINKISH_STATE]"
 
-#: When a key group's entries move out of its state value.
-POLICY = BasePolicy()
 _STATE_FAULTS = (FrameError, StateMismatch)
 
 
@@ -119,6 +117,8 @@ class KeyedOperatorSpec:
         Partition by the route that carries the elements that belong to no key group.
     reporter
         Its number among those who report to the driver.
+    base_policy
+        When a key group's entries move out of its state value.
     """
 
     uid: str
@@ -131,6 +131,7 @@ class KeyedOperatorSpec:
     origins: tuple[Origins, ...]
     reporter: int = 0
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
+    base_policy: BasePolicy = field(default_factory=BasePolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class KeyedOperator:
             progress = self._micro_batch().progress(spec.uid)
             out = self._process(runner, entries, self._inputs(records), progress)
             if entries.is_changed:
-                policy = NO_BASE if isinstance(bases, NoBases) else POLICY
+                policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
                 state.update((entries.dump(group, policy, progress.processing_time_ms),))
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error

@@ -1,7 +1,8 @@
 """The demo's job with a gun in its hand, and with mistakes that a checker must notice.
 
-Takes the arguments of `demo/app.py`. What goes wrong is said by environment variables, because it
-changes from one start to the next:
+Its key groups move into bases from a thousand bytes on, as those with thousands of keys do: files that state
+values name have to survive, too. Takes the arguments of `demo/app.py`. What goes wrong is said by environment
+variables, because it changes from one start to the next:
 
 FLINKISH_KILL_AT
     Where the process kills itself, see `flinkish_spark.testing.crashing`.
@@ -17,6 +18,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from demo.app import build, parse_args, session
+from flinkish_spark.graph import keyed_plan
+from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Committable, StagedBatch
@@ -68,7 +71,12 @@ BROKEN: Mapping[str, Callable[[], None]] = {
 }
 
 
+#: Most of the key groups get a base, and a new one when some of their keys have changed.
+SMALL_BASES = BasePolicy(smallest_bytes=1_000, smallest_delta_rows=4)
+
+
 def main() -> None:
+    keyed_plan.BASE_POLICY = SMALL_BASES
     broken = os.environ.get(BROKEN_VARIABLE)
     if broken:
         BROKEN[broken]()

@@ -37,3 +37,4 @@ def test_twenty_kills_lose_nothing_and_double_nothing(run_directory: Path) -> No
     assert outcome.verdict.is_exact, str(outcome)
     assert outcome.verdict.orders > 0
     assert outcome.verdict.checkpoints >= 8
+    assert list(run_directory.rglob("state/bases/totals/*")), "key groups were to move into bases"
