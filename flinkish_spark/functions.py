@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
+from flinkish_spark.operators.subtask import TaskFacts
 from flinkish_spark.state import (
     AggregatingState,
     AggregatingStateDescriptor,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from flinkish_spark.operators.broadcast_state import BroadcastState, ReadOnlyBroadcastState
 
 
-class RuntimeContext(Protocol):
+class RuntimeContext(TaskFacts, Protocol):
     """Given to :meth:`RichFunction.open`; valid only there. Each state is created empty at its first use."""
 
     @property

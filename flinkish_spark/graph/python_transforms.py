@@ -76,7 +76,9 @@ class RowTransform(LocatedTransform):
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers for rows with these columns, and the columns that come out."""
-        return self._worker(replace(self.function, name=self.settings.name), given)
+        settings = self.settings
+        function = replace(self.function, name=settings.name, parallelism=settings.parallelism)
+        return self._worker(function, given)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers, and the columns that come out."""

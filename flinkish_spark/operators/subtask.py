@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark import TaskContext
 
@@ -17,16 +18,18 @@ class Subtask:
     Parameters
     ----------
     index, parallelism
-        Its number, from 0, and how many there are.
+        Its number, from 0, and how many there are; None where nobody in a worker knows.
     attempt
         How often Spark has begun this task before, in its micro-batch.
     """
 
     index: int = 0
-    parallelism: int = 1
+    parallelism: int | None = 1
     attempt: int = 0
 
 
+#: Subtasks of the operator that has its turn: PySpark does not tell how many tasks there are.
+_PARALLELISM: ContextVar[int | None] = ContextVar("_PARALLELISM", default=None)
 _IN_HARNESS: ContextVar[Subtask | None] = ContextVar("_IN_HARNESS", default=None)
 
 
@@ -38,7 +41,20 @@ def current_subtask() -> Subtask:
     task = TaskContext.get()
     if task is None:
         return Subtask()
-    return Subtask(task.partitionId(), task.numPartitions(), task.attemptNumber())
+    number, parallelism = task.partitionId(), _PARALLELISM.get()
+    # In one stage with other operators its tasks may have higher numbers.
+    index = number if parallelism is None else number % parallelism
+    return Subtask(index, parallelism, task.attemptNumber())
+
+
+@contextmanager
+def running_in(parallelism: int) -> Iterator[None]:
+    """Let functions that are called within see how many subtasks there are; their number is the task's."""
+    token = _PARALLELISM.set(parallelism)
+    try:
+        yield
+    finally:
+        _PARALLELISM.reset(token)
 
 
 @contextmanager
@@ -51,19 +67,60 @@ def running_as(subtask: Subtask) -> Iterator[None]:
         _IN_HARNESS.reset(token)
 
 
+class TaskFacts(Protocol):
+    """What a runtime context tells of the task at hand; names as in PyFlink."""
+
+    def get_index_of_this_subtask(self) -> int:
+        """Return the number of the current subtask, from 0; see also the five that follow.
+
+        These six may be asked later, too, of a context that `open` has kept: a copy of a function may serve
+        other subtasks in later micro-batches. A result must not follow from them.
+        """
+
+    def get_number_of_parallel_subtasks(self) -> int:
+        """Return how many subtasks there are; of a function without state only behind `set_parallelism`."""
+
+    def get_max_number_of_parallel_subtasks(self) -> int:
+        """Return the number of key groups."""
+
+    def get_attempt_number(self) -> int:
+        """Return how often Spark has begun the current task before, in its micro-batch."""
+
+    def get_task_name(self) -> str:
+        """Return what errors call the operator."""
+
+    def get_task_name_with_subtasks(self) -> str:
+        """Return that with the current subtask, counted from 1: ``totals (1/4)``."""
+
+
 class SubtaskFacts:
-    """The part of a runtime context that is about the task; names as in PyFlink."""
+    """The :class:`TaskFacts` of a runtime context."""
 
     uid: str
     max_parallelism: int
 
+    def _subtask(self) -> Subtask:
+        return current_subtask()
+
     def get_index_of_this_subtask(self) -> int:
         """Return the number of the current subtask, from 0."""
-        return current_subtask().index
+        return self._subtask().index
 
     def get_number_of_parallel_subtasks(self) -> int:
-        """Return how many subtasks the operator has."""
-        return current_subtask().parallelism
+        """Return how many subtasks the operator has.
+
+        Raises
+        ------
+        RuntimeError
+            It is a function without state of which nobody has said it: call `set_parallelism` behind it.
+        """
+        parallelism = self._subtask().parallelism
+        if parallelism is None:
+            raise RuntimeError(
+                f"nobody in a worker knows how many tasks '{self.uid}' has: PySpark does not tell; call "
+                "set_parallelism(n) behind it, or ask in a function on a keyed stream"
+            )
+        return parallelism
 
     def get_max_number_of_parallel_subtasks(self) -> int:
         """Return the number of key groups."""
@@ -71,7 +128,7 @@ class SubtaskFacts:
 
     def get_attempt_number(self) -> int:
         """Return how often Spark has begun the current task before, in its micro-batch."""
-        return current_subtask().attempt
+        return self._subtask().attempt
 
     def get_task_name(self) -> str:
         """Return what errors call the operator: its uid, or its name."""
@@ -79,5 +136,6 @@ class SubtaskFacts:
 
     def get_task_name_with_subtasks(self) -> str:
         """Return the name with the current subtask, counted from 1: ``totals (1/4)``."""
-        subtask = current_subtask()
-        return f"{self.uid} ({subtask.index + 1}/{subtask.parallelism})"
+        subtask = self._subtask()
+        total = "?" if subtask.parallelism is None else subtask.parallelism
+        return f"{self.uid} ({subtask.index + 1}/{total})"

@@ -30,6 +30,7 @@ from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, Gro
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
+from flinkish_spark.operators.subtask import running_in
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.vectorized_windows import WindowFold
@@ -167,10 +168,12 @@ class KeyedOperator:
         frame = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
         if partition is not None:
             out = list(self._passed_on(frame, partition))
-        elif route in self.spec.broadcast_routes:
-            out = self._broadcast(self.spec.broadcast_routes[route], frame, state)
         else:
-            out = self._group(self.spec.group_of_route[route], frame, state)
+            with running_in(len(self.spec.barrier_routes)):
+                if route in self.spec.broadcast_routes:
+                    out = self._broadcast(self.spec.broadcast_routes[route], frame, state)
+                else:
+                    out = self._group(self.spec.group_of_route[route], frame, state)
         if out:
             yield _frame(out)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.functions import RichFunction
-from flinkish_spark.operators.subtask import SubtaskFacts
+from flinkish_spark.operators.subtask import Subtask, SubtaskFacts
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
@@ -28,9 +28,13 @@ from flinkish_spark.runtime.worker_gc import freeze_modules
 class StatelessContext(SubtaskFacts):
     """What `open` of a function without state is given."""
 
-    def __init__(self, uid: str) -> None:
-        self.uid = uid
+    def __init__(self, uid: str, parallelism: int | None = None) -> None:
+        self.uid, self._parallelism = uid, parallelism
         self.max_parallelism = 1
+
+    def _subtask(self) -> Subtask:
+        found = super()._subtask()
+        return found if self._parallelism is None else replace(found, parallelism=self._parallelism)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("get_"):
@@ -57,6 +61,8 @@ class RowFunction:
         Where records come from.
     what
         What errors call it, if it is not the function of an operator of that name.
+    parallelism
+        In how many tasks it runs; None where that is not known.
     """
 
     name: str
@@ -64,12 +70,13 @@ class RowFunction:
     rich: RichFunction | None = None
     origins: Origins = field(default_factory=Origins)
     what: str = ""
+    parallelism: int | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open it in a worker for as long as a task lasts."""
         if self.rich is not None:
-            self.rich.open(StatelessContext(self.name))
+            self.rich.open(StatelessContext(self.name, self.parallelism))
         freeze_modules()
         try:
             yield

@@ -113,6 +113,7 @@ class ProgramHarness:
         self._main = _ways(stream._node, frames)
         self._sides = {tag.name: _ways(side._node, frames) for tag, side in sides}
         self._pushed = [0] * len(sources)
+        self._watermark_ms, self._time_ms, self._output = MIN_WATERMARK_MS, 0, Output()
         self._last = ProgramSnapshot({}) if restore is None else restore
         self._begin(self._last)
 
