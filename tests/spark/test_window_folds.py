@@ -16,6 +16,7 @@ from flinkish_spark import (
     AggregateFunction,
     Emit,
     Fold,
+    GraphError,
     JobStatus,
     MemorySink,
     OutputTag,
@@ -165,6 +166,24 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
     assert sorted(tuple(row) for row in added.rows())[-2:] == [(2, 1), (13, 3)]
     assert found(alarms) == [("ann", 13, 0.0, 100.0), ("ben", 2, 0.0, 100.0)]
     assert sorted(tuple(row) for row in refused.rows()) == [("ann", 8)]
+
+
+class Timeless(Alarms):
+    event_time = None
+
+
+def test_windows_behind_rows_whose_time_nobody_says_are_refused(spark: Any, tmp_path: Path) -> None:
+    feed(tmp_path / "in", "0", ("ann", 1, 1_000))
+    for at, assigner in enumerate((TumblingEventTimeWindows(10_000), EventTimeSessionWindows(10_000))):
+        env, keyed = users(spark, tmp_path, is_bounded=True, job=f"job-{at}")
+        told = keyed.process(Timeless(), output="user STRING, total LONG", uid="alarms").key_by("user")
+        windows = told.window(assigner)
+        results = windows.sum("total", uid="sums") if at else windows.reduce(Greater(), uid="sums")
+        results.sink_to(MemorySink(f"{tmp_path}/rows-{at}"), uid="out")
+        with pytest.raises(
+            GraphError, match=r"(?s)'sums' goes by.*say which column of its rows"
+        ):
+            env.execute()
 
 
 def test_an_idle_stream_is_woken_late_rows_go_to_the_side_and_a_restart_goes_on(
