@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
-from pyspark.sql import types as T
-
 from flinkish_spark.aggregates import (
     AggregateColumn,
     ElementAggregate,
@@ -20,7 +18,7 @@ from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastS
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from flinkish_spark.graph.declared import check_max_parallelism, declare_operator
+from flinkish_spark.graph.declared import accumulator_type, check_max_parallelism, declare_operator
 from flinkish_spark.graph.operator_factories import (
     Aggregating,
     AggregatingColumns,
@@ -29,10 +27,11 @@ from flinkish_spark.graph.operator_factories import (
     Reducing,
     ReducingColumns,
 )
-from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.output_types import aggregate_output, inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.joined_streams import JoinedStreams
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windowed_stream import WindowedStream
 from flinkish_spark.windows.assigners import WindowAssigner
@@ -58,7 +57,7 @@ class KeyedStream:
         self,
         function: KeyedProcessFunction | VectorizedProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -69,8 +68,8 @@ class KeyedStream:
         function
             Serialised here, once; must not hold a session, a lock or a connection.
         output
-            Fields of the emitted rows, as DDL or StructType; by default what the hint of
-            `process_element` says, for example ``Iterator[Total]`` with a dataclass.
+            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
+            the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
         uid
             Stable name of this operator; its state is found again by it.
         max_parallelism
@@ -91,7 +90,8 @@ class KeyedStream:
             check_max_parallelism(max_parallelism)
         _check_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+            call, timers = function.process_element, function.on_timer
+            output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
                 f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
@@ -127,8 +127,8 @@ class KeyedStream:
         self,
         aggregate: AggregateFunction,
         *,
-        accumulator: str,
-        output: str | T.StructType,
+        accumulator: StateType,
+        output: OutputType | None = None,
         uid: str,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
@@ -141,9 +141,9 @@ class KeyedStream:
         aggregate
             The function.
         accumulator
-            Type of the accumulator, as DDL.
+            Type of the accumulator, as of a state.
         output
-            Fields of the result.
+            Fields of the result; by default what the hint of `get_result` says.
         emit
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
@@ -156,15 +156,18 @@ class KeyedStream:
         ConfigError
             It is to emit once per key, and the function has no `merge`.
         """
+        if output is None:
+            output = aggregate_output(aggregate, None, f"'{uid}'")
+        kind = accumulator_type(accumulator, uid)
         if emit is Emit.PER_ELEMENT:
-            return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
+            return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
         if type(aggregate).merge is AggregateFunction.merge:
             raise ConfigError(
                 f"aggregate() of '{uid}' is to emit once per key",
                 why="what tasks have aggregated is merged, and the function has no merge(first, second)",
                 what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
             )
-        return self._keyed(AggregatingColumns(aggregate, accumulator, ttl), output, uid, max_parallelism)
+        return self._keyed(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
 
     def sum(
         self,
@@ -367,7 +370,7 @@ class KeyedStream:
     def _keyed(
         self,
         function: KeyedFunction,
-        output: str | T.StructType | None,
+        output: OutputType | None,
         uid: str,
         max_parallelism: int | None,
     ) -> DataStream:

@@ -26,6 +26,7 @@ from flinkish_spark.operators.vectorized_windows import Partials, WholeElements,
 from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
+from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 
@@ -96,7 +97,7 @@ class Aggregating:
     """A running aggregate of the user's, element by element."""
 
     aggregate: AggregateFunction
-    accumulator_type: str
+    accumulator_type: StateType
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
@@ -171,7 +172,7 @@ class AggregatingColumns:
     """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
 
     aggregate: AggregateFunction
-    accumulator_type: str
+    accumulator_type: StateType
     ttl: StateTtl | None = None
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:

@@ -18,6 +18,7 @@ from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.graph.stream_graph import StreamNode, TransformNode, UnionNode
 from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.process_functions import ProcessRows
 from flinkish_spark.runtime.row_functions import ExpandRows, FilterRows, One, RowFunction
@@ -117,7 +118,7 @@ def _carried(given: T.StructType) -> tuple[T.StructField, ...]:
 MadeT = TypeVar("MadeT", bound=RowTransform)
 
 
-def map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
+def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes one row of each."""
     call, rich = _callable(function, MapFunction, "map")
     name = name or _name_of(function, "map")
@@ -125,7 +126,7 @@ def map_rows(function: Any, output: str | T.StructType | None, name: str | None)
     return _checked(RowTransform(RowFunction(name, One(call), rich), fields, TransformSettings(name)))
 
 
-def flat_map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
+def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes any number of rows of each."""
     call, rich = _callable(function, FlatMapFunction, "flat_map")
     name = name or _name_of(function, "flat_map")
@@ -140,7 +141,7 @@ def filter_rows(function: Any, name: str | None) -> RowTransform:
     return _checked(RowTransform(RowFunction(name, call, rich), None, TransformSettings(name)))
 
 
-def process_rows(function: Any, output: str | T.StructType | None, name: str | None) -> ProcessTransform:
+def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
     """Return the transform that calls a process function."""
     if not isinstance(function, ProcessFunction):
         raise GraphError(
@@ -156,7 +157,7 @@ def process_rows(function: Any, output: str | T.StructType | None, name: str | N
 
 
 def co_process_rows(
-    function: Any, output: str | T.StructType | None, name: str | None
+    function: Any, output: OutputType | None, name: str | None
 ) -> tuple[ProcessTransform, ProcessTransform]:
     """Return the transforms that call a process function with two inputs, one for each."""
     if not isinstance(function, CoProcessFunction):
@@ -199,7 +200,7 @@ def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], A
 
 
 def _fields(
-    output: str | T.StructType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
+    output: OutputType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
 ) -> T.StructType:
     if output is None:
         return inferred_output(call, f"'{name}'", is_iterable=is_iterable)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -26,15 +27,18 @@ from flinkish_spark.operators.vectorized_aggregates import (
 )
 from flinkish_spark.runtime.arrow_rows import RowWriter, to_values
 from flinkish_spark.runtime.arrow_values import strict_array
-from flinkish_spark.runtime.row_blocks import arrow_schema
+from flinkish_spark.runtime.hinted_types import StateType, declared_ddl, maker_of
+from flinkish_spark.runtime.named_rows import RowForm
 from flinkish_spark.state import StateTtl
 
 
 class _RowAggregation(ColumnAggregation):
     """Keeps one row per key, which a function makes."""
 
-    def __init__(self, kept: ElementType) -> None:
-        self._kept = kept
+    def __init__(self, kept: StateType) -> None:
+        self._kept = ElementType(declared_ddl(kept))
+        self._form = RowForm([field.name for field in self._kept.fields])
+        self._class = None if isinstance(kept, str) else kept
 
     @property
     def names(self) -> list[str]:
@@ -48,12 +52,12 @@ class _RowAggregation(ColumnAggregation):
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of one partial row per group."""
-        rows = _rows(self._kept, [partials.column(name) for name in self.names])
+        rows = self._rows([partials.column(name) for name in self.names])
         return self._columns(_folded(rows, groups, len(first), self._same, self._merge))
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
         """Return the columns of both together."""
-        pairs = zip(exists.tolist(), _rows(self._kept, before), _rows(self._kept, now), strict=True)
+        pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
         return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
 
     @abstractmethod
@@ -64,8 +68,21 @@ class _RowAggregation(ColumnAggregation):
     def _same(row: Any) -> Any:
         return row
 
+    @cached_property
+    def _element(self) -> Callable[[Any], Any]:
+        """What makes an element of a row in any of its forms."""
+        if not self._kept.has_fields:
+            return self._same
+        gather, tuple_of = self._kept.gathering(), self._form.tuple_of
+        return lambda row: gather(tuple_of(row))
+
+    def _rows(self, columns: Sequence[pa.Array]) -> list[Any]:
+        rows, made = _rows(self._kept, columns), maker_of(self._class)
+        return rows if made is None else [made(row) for row in rows]
+
     def _columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        spread = [self._kept.spread(row) for row in rows]
+        has_fields = self._kept.has_fields
+        spread = self._form.tuples(list(rows)) if has_fields else [(row,) for row in rows]
         columns = list(zip(*spread, strict=True)) or [()] * len(self._kept.fields)
         kinds = [to_arrow_type(field.dataType, timezone="UTC") for field in self._kept.fields]
         return [strict_array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
@@ -83,7 +100,7 @@ class ReducedRows(_RowAggregation):
     """
 
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
-        super().__init__(ElementType(input_type))
+        super().__init__(input_type)
         self._given: Any = reduce
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
@@ -91,7 +108,8 @@ class ReducedRows(_RowAggregation):
         return self.fold_partials(batch, groups, first)
 
     def _merge(self, first: Any, second: Any) -> Any:
-        return getattr(self._given, "reduce", self._given)(first, second)
+        # What comes out goes in again, so it gets the names that elements have.
+        return self._element(getattr(self._given, "reduce", self._given)(first, second))
 
 
 class AggregatedRows(_RowAggregation):
@@ -104,11 +122,11 @@ class AggregatedRows(_RowAggregation):
     input_type
         DDL of the elements.
     accumulator_type
-        DDL of the accumulator: one type, or fields for a tuple.
+        Of the accumulator: one type, fields for a tuple, or a class.
     """
 
-    def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: str) -> None:
-        super().__init__(ElementType(accumulator_type))
+    def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: StateType) -> None:
+        super().__init__(accumulator_type)
         self._aggregate, self._input = aggregate, ElementType(input_type)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
@@ -122,7 +140,7 @@ class AggregatedRows(_RowAggregation):
 
         One per key, in the same order; None where the function gives None.
         """
-        return [self._aggregate.get_result(made) for made in _rows(self._kept, merged.columns)]
+        return [self._aggregate.get_result(made) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
         return self._aggregate.add(row, self._aggregate.create_accumulator())
@@ -153,7 +171,7 @@ class MergeResults(MergePartials):
         merged = merge(self._accumulators, batch, ctx.index, ctx.state(AGGREGATE))
         results = self._accumulators.results(merged)
         is_there = pa.array([result is not None for result in results], pa.bool_())
-        writer = RowWriter(arrow_schema(self._output))
+        writer = RowWriter.of(self._output)
         columns = writer.write([result for result in results if result is not None])
         timed, width = self.timed(merged, ctx).filter(is_there), merged.num_columns
         names = [*self._output.names, *timed.schema.names[width:]]

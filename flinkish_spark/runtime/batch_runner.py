@@ -23,8 +23,8 @@ from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessF
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.arrow_values import is_of_kind
-from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
+from flinkish_spark.runtime.hinted_types import declared_type
 from flinkish_spark.runtime.row_blocks import BEHIND
 
 #: Opens the name of a part of the key; no field has such a name.
@@ -190,7 +190,7 @@ class _Calls:
 
 
 def _names_of(tag: OutputTag) -> list[str]:
-    declared = parse_ddl(tag.output)
+    declared = declared_type(tag.output)
     assert isinstance(declared, T.StructType)
     return list(declared.names)
 

@@ -10,8 +10,8 @@ from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime.batch_runner import BatchRunner
-from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.group_runners import RowShape
+from flinkish_spark.runtime.hinted_types import OutputType, declared_type
 from flinkish_spark.testing.columns_harness import ColumnsHarness, input_shape, whole_records
 from flinkish_spark.testing.operator_harness import MemoryBases, Snapshot
 
@@ -84,7 +84,7 @@ class VectorizedHarness(ColumnsHarness):
         )
 
 
-def _fields(ddl: str) -> T.StructType:
-    parsed = parse_ddl(ddl)
+def _fields(given: OutputType) -> T.StructType:
+    parsed = declared_type(given)
     assert isinstance(parsed, T.StructType)
     return parsed

@@ -16,7 +16,6 @@ from flinkish_spark import (
     AggregateFunction,
     Emit,
     Fold,
-    GraphError,
     JobStatus,
     MemorySink,
     OutputTag,
@@ -25,6 +24,7 @@ from flinkish_spark import (
     VectorizedProcessFunction,
     WatermarkStrategy,
 )
+from flinkish_spark.errors import GraphError
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.protocol.restoring import UnpositionedSources
@@ -180,9 +180,7 @@ def test_windows_behind_rows_whose_time_nobody_says_are_refused(spark: Any, tmp_
         windows = told.window(assigner)
         results = windows.sum("total", uid="sums") if at else windows.reduce(Greater(), uid="sums")
         results.sink_to(MemorySink(f"{tmp_path}/rows-{at}"), uid="out")
-        with pytest.raises(
-            GraphError, match=r"(?s)'sums' goes by.*say which column of its rows"
-        ):
+        with pytest.raises(GraphError, match=r"(?s)'sums' goes by.*say which column of its rows"):
             env.execute()
 
 

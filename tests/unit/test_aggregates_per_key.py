@@ -1,0 +1,104 @@
+"""Reductions and aggregates of the user's once per key and micro-batch, beside the same for each element."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from flinkish_spark import AggregateFunction, Emit, ReduceFunction
+from flinkish_spark.errors import ConfigError
+from flinkish_spark.testing import ProgramHarness
+
+ORDERS = "user STRING, amount LONG"
+
+
+@dataclass
+class Seen:
+    total: int
+    orders: int
+
+
+class Result(NamedTuple):
+    mean: float
+    orders: int
+
+
+class Mean(AggregateFunction):
+    def create_accumulator(self) -> Seen:
+        return Seen(0, 0)
+
+    def add(self, value: Any, accumulator: Seen) -> Seen:
+        return Seen(accumulator.total + value.amount, accumulator.orders + 1)
+
+    def get_result(self, accumulator: Seen) -> Result | None:
+        assert isinstance(accumulator, Seen)
+        return (
+            None
+            if accumulator.orders < 3
+            else Result(accumulator.total / accumulator.orders, accumulator.orders)
+        )
+
+    def merge(self, first: Seen, second: Seen) -> Seen:
+        return Seen(first.total + second.total, first.orders + second.orders)
+
+
+class Greatest(ReduceFunction):
+    def reduce(self, first: Any, second: Any) -> Any:
+        return second if second.amount > first.amount else first
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "a reduction": lambda keyed, emit: keyed.reduce(Greatest(), uid="op", emit=emit),
+    "a function": lambda keyed, emit: keyed.reduce(
+        lambda a, b: (a.user, a.amount + b.amount), uid="op", emit=emit
+    ),
+    "an aggregate": lambda keyed, emit: keyed.aggregate(Mean(), accumulator=Seen, uid="op", emit=emit),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_row_of_a_key_is_the_same(name, seed) -> None:
+    rng = random.Random(seed)
+
+    def harness(emit, restore=None):
+        return ProgramHarness(
+            lambda orders: PROGRAMS[name](orders.key_by("user"), emit), ORDERS, restore=restore
+        )
+
+    each, folded = harness(Emit.PER_ELEMENT), harness(Emit.PER_KEY)
+    for _ in range(12):
+        orders = [
+            ((rng.choice("abc"), rng.randrange(100)), rng.randrange(1000)) for _ in range(rng.randrange(8))
+        ]
+        for one in (each, folded):
+            one.push_all(orders)
+        expected, found = each.take(), folded.take()
+        touched = {user for (user, _), _ in orders}
+        assert len(found.rows) <= len(touched)
+        if name != "an aggregate":
+            assert dict(map(tuple, found.rows)) == dict(map(tuple, expected.rows))
+            latest = {user: max(at for (who, _), at in orders if who == user) for user in touched}
+            assert {row.user: at for row, at in zip(found.rows, found.times_ms, strict=True)} == latest
+        else:
+            assert set(found.rows) <= set(expected.rows)
+        folded = harness(Emit.PER_KEY, folded.snapshot())
+
+
+def test_without_merge_an_aggregate_cannot_be_folded() -> None:
+    class Unmerged(AggregateFunction):
+        create_accumulator = Mean.create_accumulator
+        add = Mean.add
+        get_result = Mean.get_result
+
+    with pytest.raises(ConfigError, match=r"no merge\(first, second\)"):
+        ProgramHarness(
+            lambda orders: orders.key_by("user").aggregate(
+                Unmerged(), accumulator=Seen, uid="op", emit=Emit.PER_KEY
+            ),
+            ORDERS,
+        )
