@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import types as T
-
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
@@ -13,6 +11,7 @@ from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry
 from flinkish_spark.runtime.group_runners import Distribution
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.state import MapStateDescriptor
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class BroadcastConnectedStream:
         self,
         function: KeyedBroadcastProcessFunction | BroadcastProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -81,7 +80,9 @@ class BroadcastConnectedStream:
                 what_to_do=f"give it an instance of a {wanted.__name__} subclass",
             )
         if output is None:
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+            timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
+            calls = (function.process_broadcast_element, *timers)
+            output = inferred_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
         from flinkish_spark.datastream import DataStream  # the two make each other
 
         environment, entries = self._other._environment, (self._entry, self._other._entry)

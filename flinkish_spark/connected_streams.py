@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
-from pyspark.sql import types as T
 
-from flinkish_spark.errors import GraphError, SchemaError
+from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction
 from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.key_selectors import is_key_function
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.stream_functions import KeySelector
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ConnectedStreams:
         self._first, self._second = first, second
 
     def key_by(
-        self, first: ConnectedKey, second: ConnectedKey, *, key: str | T.DataType | None = None
+        self, first: ConnectedKey, second: ConnectedKey, *, key: StateType | None = None
     ) -> KeyedConnectedStreams:
         """Partition both by key, so that equal keys meet.
 
@@ -56,14 +56,14 @@ class ConnectedStreams:
         return left.connect(right)
 
     def map(
-        self, first: Any, second: Any, *, output: str | T.StructType | None = None, name: str | None = None
+        self, first: Any, second: Any, *, output: OutputType | None = None, name: str | None = None
     ) -> DataStream:
         """Make one row of each record, with a function for each stream; see :meth:`DataStream.map`."""
         left = self._first.map(first, output=output, name=name)
         return left.union(self._second.map(second, output=output, name=name))
 
     def flat_map(
-        self, first: Any, second: Any, *, output: str | T.StructType | None = None, name: str | None = None
+        self, first: Any, second: Any, *, output: OutputType | None = None, name: str | None = None
     ) -> DataStream:
         """Make any number of rows of each record; see :meth:`DataStream.flat_map`."""
         left = self._first.flat_map(first, output=output, name=name)
@@ -82,7 +82,7 @@ class KeyedConnectedStreams:
         self,
         function: KeyedCoProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -96,7 +96,8 @@ class KeyedConnectedStreams:
         function
             Serialised here, once.
         output
-            Fields of the emitted rows; by default what the hint of `process_element1` says.
+            Fields of the emitted rows; by default what the hint of `process_element1` says, or else
+            that of `process_element2` or `on_timer`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -114,9 +115,8 @@ class KeyedConnectedStreams:
                 what_to_do="give it an instance of a KeyedCoProcessFunction subclass",
             )
         if output is None:
-            output = inferred_output(function.process_element1, f"'{uid}'", is_iterable=True)
-        if output is None:
-            raise SchemaError(f"the output of '{uid}' is not known", what_to_do='say output="user STRING"')
+            calls = (function.process_element2, function.on_timer)
+            output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
         from flinkish_spark.datastream import DataStream  # the two make each other
 
         node = declare_operator(self._environment, self._entries, function, output, uid, max_parallelism)

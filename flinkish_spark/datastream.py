@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column
-from pyspark.sql import types as T
 
 from flinkish_spark.broadcast_stream import (
     BroadcastConnectedStream,
@@ -45,6 +44,7 @@ from flinkish_spark.operator_settings import OperatorSettings
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.redistribution import Redistribution
 from flinkish_spark.runtime.group_runners import Distribution
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.runtime.list_state_runner import Checkpointed
 from flinkish_spark.single_records import SingleRecords
 from flinkish_spark.sinks.base import Sink
@@ -126,7 +126,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
     def key_by(
         self,
         *keys: str | Column | Callable[[Any], Any] | KeySelector,
-        key: str | T.DataType | None = None,
+        key: StateType | None = None,
     ) -> KeyedStream:
         """Partition by columns, expressions or a function; records of equal keys meet the same state.
 
@@ -219,7 +219,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         self,
         function: CheckpointedProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -261,7 +261,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         key: Callable[[Any], Any],
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         cache: LookupCache | None = None,
         keys_per_call: int = 1_000,
         name: str = "lookup_join",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import types as T
-
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.join_factories import UNKNOWN_TYPE, Joining, KeyedJoin
@@ -18,6 +16,7 @@ from flinkish_spark.joins.kinds import Bound, JoinType
 from flinkish_spark.joins.temporal import TemporalJoin
 from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windows.assigners import WindowAssigner
 from flinkish_spark.windows.spec import WindowSpec
@@ -48,7 +47,7 @@ class JoinedStreams:
         upper: Bound = Bound.INCLUSIVE,
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         left_late: OutputTag | None = None,
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
@@ -94,7 +93,7 @@ class JoinedStreams:
         uid: str,
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         left_late: OutputTag | None = None,
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
@@ -117,7 +116,7 @@ class JoinedStreams:
         function: CoGroupFunction,
         *,
         uid: str,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         left_late: OutputTag | None = None,
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
@@ -132,7 +131,7 @@ class JoinedStreams:
         uid: str,
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         is_deletion: Callable[[Any], bool] | None = None,
         version_ttl: StateTtl | None = None,
         late_output: OutputTag | None = None,
@@ -164,7 +163,7 @@ class JoinedStreams:
         self,
         join: KeyedJoin,
         function: ProcessJoinFunction | CoGroupFunction | None,
-        output: str | T.StructType | None,
+        output: OutputType | None,
         uid: str,
         max_parallelism: int | None,
     ) -> DataStream:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
-from pyspark.sql import types as T
-
 from flinkish_spark.aggregates import (
     AggregateColumn,
     ElementAggregate,
@@ -20,12 +18,13 @@ from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastS
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from flinkish_spark.graph.declared import check_max_parallelism, declare_operator
+from flinkish_spark.graph.declared import accumulator_type, check_max_parallelism, declare_operator
 from flinkish_spark.graph.operator_factories import Aggregating, FoldingColumns, FoldingElements, Reducing
-from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.output_types import aggregate_output, inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.joined_streams import JoinedStreams
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windowed_stream import WindowedStream
 from flinkish_spark.windows.assigners import WindowAssigner
@@ -51,7 +50,7 @@ class KeyedStream:
         self,
         function: KeyedProcessFunction | VectorizedProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -62,8 +61,8 @@ class KeyedStream:
         function
             Serialised here, once; must not hold a session, a lock or a connection.
         output
-            Fields of the emitted rows, as DDL or StructType; by default what the hint of
-            `process_element` says, for example ``Iterator[Total]`` with a dataclass.
+            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
+            the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
         uid
             Stable name of this operator; its state is found again by it.
         max_parallelism
@@ -84,7 +83,8 @@ class KeyedStream:
             check_max_parallelism(max_parallelism)
         _check_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+            call, timers = function.process_element, function.on_timer
+            output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
                 f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
@@ -116,8 +116,8 @@ class KeyedStream:
         self,
         aggregate: AggregateFunction,
         *,
-        accumulator: str,
-        output: str | T.StructType,
+        accumulator: StateType,
+        output: OutputType | None = None,
         uid: str,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
@@ -129,15 +129,18 @@ class KeyedStream:
         aggregate
             The function.
         accumulator
-            Type of the accumulator, as DDL.
+            Type of the accumulator, as of a state.
         output
-            Fields of the result.
+            Fields of the result; by default what the hint of `get_result` says.
         ttl
             How long an accumulator lives; None: for ever.
         uid, max_parallelism
             As of :meth:`process`.
         """
-        return self._keyed(Aggregating(aggregate, accumulator, ttl), output, uid, max_parallelism)
+        if output is None:
+            output = aggregate_output(aggregate, None, f"'{uid}'")
+        made = Aggregating(aggregate, accumulator_type(accumulator, uid), ttl)
+        return self._keyed(made, output, uid, max_parallelism)
 
     def sum(
         self,
@@ -340,7 +343,7 @@ class KeyedStream:
     def _keyed(
         self,
         function: KeyedFunction,
-        output: str | T.StructType | None,
+        output: OutputType | None,
         uid: str,
         max_parallelism: int | None,
     ) -> DataStream:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark.sql import types as T
-
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows, process_rows
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.stream_functions import ProcessFunction
 
 if TYPE_CHECKING:
@@ -21,9 +20,7 @@ class SingleRecords(ABC):
     def _behind(self, function: Transform) -> Self:
         """Return the stream behind a DataFrame function."""
 
-    def map(
-        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
-    ) -> Self:
+    def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make one row of each record, in Python.
 
         What columns can say, :meth:`transform` says many times as fast: it stays in the JVM.
@@ -47,9 +44,7 @@ class SingleRecords(ABC):
         """
         return self._behind(map_rows(function, output, name))
 
-    def flat_map(
-        self, function: Any, *, output: str | T.StructType | None = None, name: str | None = None
-    ) -> Self:
+    def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make any number of rows of each record, in Python; see :meth:`map`.
 
         Parameters
@@ -74,7 +69,7 @@ class SingleRecords(ABC):
         self,
         function: ProcessFunction,
         *,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         name: str | None = None,
     ) -> Self:
         """Make any number of rows of each record, to several outputs, in Python; see :meth:`map`.

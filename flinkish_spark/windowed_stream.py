@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import types as T
-
 from flinkish_spark.aggregates import AggregateColumn, Fold
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.graph.declared import output_schema
+from flinkish_spark.graph.declared import accumulator_type, output_schema
 from flinkish_spark.graph.operator_factories import FoldingWindows, Windows
+from flinkish_spark.graph.output_types import aggregate_output, inferred_output
 from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.windows.evictors import Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import (
@@ -83,7 +83,7 @@ class WindowedStream:
         then: ProcessWindowFunction | None = None,
         *,
         uid: str,
-        output: str | T.StructType | None = None,
+        output: OutputType | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Reduce elements as they come; a window keeps one value.
@@ -93,18 +93,14 @@ class WindowedStream:
         reduce
             From two elements to one of the same fields; associative.
         then
-            What makes the result of that one; needs `output`.
+            What makes the result of that one.
         output
-            Fields of the result; those of the elements by default.
+            Fields of the result; by default those of the elements, or what the hint of `then.process` says.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
         if then is not None and output is None:
-            raise ConfigError(
-                f"reduce() of '{uid}' has a window function and no output",
-                why="without it the fields of the elements are taken, and a window function makes others",
-                what_to_do="say what it emits: output='user STRING, total LONG'",
-            )
+            output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
         return self._apply(ReduceWindow(reduce, then), uid, output, max_parallelism)
 
     def aggregate(
@@ -112,8 +108,8 @@ class WindowedStream:
         aggregate: AggregateFunction,
         then: ProcessWindowFunction | None = None,
         *,
-        accumulator: str,
-        output: str | T.StructType,
+        accumulator: StateType,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -126,19 +122,22 @@ class WindowedStream:
         then
             What makes the result of `get_result`; that is the result by default.
         accumulator
-            Type of the accumulator, as DDL.
+            Type of the accumulator, as of a state.
         output
-            Fields of the result.
+            Fields of the result; by default what the hint of `get_result` says, or that of `then.process`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
-        return self._apply(AggregateWindow(aggregate, accumulator, then), uid, output, max_parallelism)
+        if output is None:
+            output = aggregate_output(aggregate, then, f"'{uid}'")
+        computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
+        return self._apply(computation, uid, output, max_parallelism)
 
     def process(
         self,
         process: ProcessWindowFunction,
         *,
-        output: str | T.StructType,
+        output: OutputType | None = None,
         uid: str,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -149,10 +148,12 @@ class WindowedStream:
         process
             The function.
         output
-            Fields of the result.
+            Fields of the result; by default what the hint of its `process` says.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        if output is None:
+            output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
         return self._apply(ProcessWindow(process), uid, output, max_parallelism)
 
     def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
@@ -206,7 +207,7 @@ class WindowedStream:
         self,
         computation: WindowComputation,
         uid: str,
-        output: str | T.StructType | None,
+        output: OutputType | None,
         max_parallelism: int | None,
     ) -> DataStream:
         result = None if output is None else output_schema(output, uid)

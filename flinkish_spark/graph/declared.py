@@ -11,7 +11,13 @@ from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
 from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.columns import PREFIX
-from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.hinted_types import (
+    NoSuchType,
+    OutputType,
+    StateType,
+    declared_ddl,
+    declared_type,
+)
 
 if TYPE_CHECKING:
     from flinkish_spark.environment import StreamExecutionEnvironment
@@ -31,19 +37,45 @@ def check_max_parallelism(groups: int) -> None:
         )
 
 
-def output_schema(output: str | T.StructType, uid: str) -> T.StructType:
-    """Return the declared output of an operator as a StructType."""
+def output_schema(output: OutputType, uid: str) -> T.StructType:
+    """Return the declared output of an operator as a StructType.
+
+    Raises
+    ------
+    SchemaError
+        It is no list of fields, or one with a name that is reserved or there twice.
+    """
+    what_to_do = 'write it like "user STRING, total LONG", or give a StructType, a dataclass or a NamedTuple'
     try:
-        schema = parse_ddl(output) if isinstance(output, str) else output
-    except DdlError as error:
-        raise SchemaError(f"the output of '{uid}' cannot be read", why=str(error)) from None
-    if not isinstance(schema, T.StructType) or not schema.fields:
+        schema = declared_type(output)
+    except NoSuchType as error:
         raise SchemaError(
-            f"the output of '{uid}' is not a list of fields: {output!r}",
-            what_to_do='write it like "user STRING, total LONG"',
-        )
+            f"the output of '{uid}' cannot be read", why=str(error), what_to_do=what_to_do
+        ) from None
+    if not isinstance(schema, T.StructType) or not schema.fields:
+        raise SchemaError(f"the output of '{uid}' is not a list of fields: {output!r}", what_to_do=what_to_do)
     check_field_names(schema, f"the output of '{uid}'")
     return schema
+
+
+def accumulator_type(given: StateType, uid: str) -> StateType:
+    """Return the declared type of an accumulator.
+
+    Raises
+    ------
+    SchemaError
+        It is no type.
+    """
+    try:
+        declared_ddl(given)
+    except NoSuchType as error:
+        raise SchemaError(
+            f"the accumulator of '{uid}' cannot be of the type {given!r}",
+            why=str(error),
+            what_to_do="write it like \"total LONG, n LONG\", or give a type of Spark's or Python's",
+            uid=uid,
+        ) from None
+    return given
 
 
 def check_field_names(schema: T.StructType, what: str) -> None:
@@ -88,7 +120,7 @@ def declare_operator(
     environment: StreamExecutionEnvironment,
     entries: Sequence[KeyedEntry],
     function: KeyedFunction,
-    output: str | T.StructType | None,
+    output: OutputType | None,
     uid: str,
     max_parallelism: int | None,
 ) -> KeyedNode:

@@ -16,10 +16,9 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import check_can_be_sent
-from flinkish_spark.graph.output_types import NoSuchType, fields_of, type_of
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.columns import PREFIX
-from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.hinted_types import NoSuchType, StateType, declared_type, fields_of, type_of
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_functions import One, RowFunction
 from flinkish_spark.stream_functions import KeySelector
@@ -61,7 +60,7 @@ class KeyFunction:
 Key = str | Column | KeyFunction
 
 
-def chosen_keys(keys: Sequence[Any], declared: str | T.DataType | None) -> tuple[Key, ...]:
+def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
     """Return what a stream is keyed by, checked.
 
     Parameters
@@ -125,7 +124,7 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
     return function, None
 
 
-def _key_function(function: Any, declared: str | T.DataType | None) -> KeyFunction:
+def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     call, rich = callable_of(function, "key_by()")
     kind = _hinted(call) if declared is None else _declared(declared)
     check_can_be_sent(call, "of", "key_by")
@@ -148,14 +147,13 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
         )
 
 
-def _declared(declared: str | T.DataType) -> T.DataType:
+def _declared(declared: StateType) -> T.DataType:
     try:
-        kind = parse_ddl(declared) if isinstance(declared, str) else declared
-    except DdlError as error:
-        raise SchemaError("the type of the key cannot be read", why=str(error), what_to_do=_SAY_IT) from None
-    if not isinstance(kind, T.DataType):
-        raise SchemaError(f"the type of the key is {declared!r}", what_to_do=_SAY_IT)
-    return kind
+        return declared_type(declared)
+    except NoSuchType as error:
+        raise SchemaError(
+            f"the type of the key is {declared!r}", why=str(error), what_to_do=_SAY_IT
+        ) from None
 
 
 def _hinted(call: Callable[[Any], Any]) -> T.DataType:

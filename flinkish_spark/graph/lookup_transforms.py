@@ -15,6 +15,7 @@ from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.lookup_rows import LookupRows
 
@@ -54,7 +55,7 @@ class LookupTransform(LocatedTransform):
         return frame.mapInArrow(worker, worker.columns)
 
 
-def lookup_rows(join: LookupJoin, output: str | T.StructType | None, name: str) -> LookupTransform:
+def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
     """Return the transform of a lookup join.
 
     Raises

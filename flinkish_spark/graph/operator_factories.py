@@ -20,6 +20,7 @@ from flinkish_spark.operators.vectorized_windows import Partials, WholeElements,
 from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
+from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state import StateTtl
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 
@@ -90,7 +91,7 @@ class Aggregating:
     """A running aggregate of the user's, element by element."""
 
     aggregate: AggregateFunction
-    accumulator_type: str
+    accumulator_type: StateType
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 

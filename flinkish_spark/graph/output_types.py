@@ -1,13 +1,10 @@
-"""From Python's type hints to the fields of a stream: what a function emits, where nobody says it as DDL."""
+"""What a function emits, by the hints of its methods, where nobody says it as DDL."""
 
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
-import datetime
-import decimal
+import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -15,128 +12,120 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import SchemaError
+from flinkish_spark.functions import AggregateFunction
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.hinted_types import NoSuchType, fields_of, is_record, named, without_none
+from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
 
-_PLAIN: dict[Any, T.DataType] = {
-    bool: T.BooleanType(),
-    int: T.LongType(),
-    float: T.DoubleType(),
-    str: T.StringType(),
-    bytes: T.BinaryType(),
-    datetime.datetime: T.TimestampType(),
-    datetime.date: T.DateType(),
-    decimal.Decimal: T.DecimalType(38, 18),
-}
 _MANY = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator)
 _LISTS = (list, collections.abc.Sequence)
-_MAPS = (dict, collections.abc.Mapping)
+
+#: Stands for a hint that is not there.
+_NO_HINT = inspect.Signature.empty
 
 
-class NoSuchType(TypeError):
-    """A hint stands for no Spark type; says which."""
-
-
-def fields_of(hint: Any) -> T.StructType:
-    """Return the fields that a dataclass or a named tuple with hints stands for.
-
-    Raises
-    ------
-    NoSuchType
-        It is neither, or a field has a type without a counterpart.
-
-    Examples
-    --------
-    >>> @dataclasses.dataclass
-    ... class Total:
-    ...     user: str
-    ...     total: int | None
-    >>> fields_of(Total).simpleString()
-    'struct<user:string,total:bigint>'
-    """
-    is_named_tuple = isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
-    if not dataclasses.is_dataclass(hint) and not is_named_tuple:
-        raise NoSuchType(f"{_named(hint)} is no dataclass and no NamedTuple")
-    hints = typing.get_type_hints(hint)
-    names = hint._fields if is_named_tuple else [field.name for field in dataclasses.fields(hint)]
-    missing = [name for name in names if name not in hints]
-    if missing:
-        raise NoSuchType(f"the field {missing[0]!r} of {_named(hint)} has no type hint")
-    return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
-
-
-def type_of(hint: Any) -> T.DataType:
-    """Return the Spark type that a hint stands for; every value may be null.
-
-    Raises
-    ------
-    NoSuchType
-        There is none.
-
-    Examples
-    --------
-    >>> type_of(dict[str, list[int]]).simpleString()
-    'map<string,array<bigint>>'
-    """
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        others = [one for one in arguments if one is not type(None)]
-        if len(others) == 1:
-            return type_of(others[0])
-    if origin in _LISTS and len(arguments) == 1:
-        return T.ArrayType(type_of(arguments[0]))
-    if origin in _MAPS and len(arguments) == 2:
-        return T.MapType(type_of(arguments[0]), type_of(arguments[1]))
-    try:
-        return fields_of(hint)
-    except NoSuchType:
-        raise NoSuchType(f"{_named(hint)} stands for no type of Spark") from None
-
-
-def inferred_output(function: Callable[..., Any], what: str, *, is_iterable: bool) -> T.StructType:
-    """Return the fields of the rows that a function returns, by its hints.
+def inferred_output(
+    call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
+) -> T.StructType:
+    """Return the fields of the rows that a function emits, by the hints for what it returns.
 
     Parameters
     ----------
     what
-        Names it in errors.
+        Names the operator in errors.
+    others
+        What else emits such rows; the first function counts whose hint says fields.
     is_iterable
-        Whether it returns several rows, as a generator does.
+        Whether a call returns several rows, as a generator does.
 
     Raises
     ------
     SchemaError
-        It has no hint for what it returns, or one that says no fields.
+        None has a hint for what it returns that says fields.
+
+    Examples
+    --------
+    >>> def rows(line: str) -> collections.abc.Iterator[tuple[str, int]]:
+    ...     yield line, len(line)
+    >>> inferred_output(rows, "'lengths'", is_iterable=True).simpleString()
+    'struct<_1:string,_2:bigint>'
     """
+    reasons = []
+    for one in (call, *others):
+        try:
+            hint = return_hint(one)
+            return fields_of(_row_of(hint) if is_iterable else without_none(hint))
+        except NoSuchType as error:
+            reasons.append(f"{_name_of(one)}: {error}")
+    hint_text = "Iterator[Total]" if is_iterable else "Total"
+    raise SchemaError(
+        f"the output of {what} is not known",
+        why="; ".join(reasons),
+        what_to_do='say output="user STRING, total LONG", or let the hint for what '
+        f"{_name_of(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
+    )
+
+
+def aggregate_output(
+    aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
+) -> T.StructType:
+    """Return the fields of the results of an aggregate, or of what a window function makes of them.
+
+    Raises
+    ------
+    SchemaError
+        As of :func:`inferred_output`.
+    """
+    if then is not None and not isinstance(then, WithWindow):
+        return inferred_output(then.process, what, is_iterable=True)
+    result = inferred_output(aggregate.get_result, what, is_iterable=False)
+    if then is None:
+        return result
+    bounds = parse_ddl(WINDOW_BOUNDS)
+    assert isinstance(bounds, T.StructType)
+    return T.StructType([*result, *bounds])
+
+
+def return_hint(call: Callable[..., Any]) -> Any:
+    """Return the hint for what a function returns; the other hints are not read.
+
+    Raises
+    ------
+    NoSuchType
+        It has none, or one that names what is not there.
+    """
+    while isinstance(call, functools.partial):
+        call = call.func
+    # An object that can be called has its hints where it says how.
+    routine: Any = call if inspect.isroutine(call) else type(call).__call__
+    routine = inspect.unwrap(getattr(routine, "__func__", routine))
+    hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
+    if hint is _NO_HINT:
+        raise NoSuchType("there is no hint for what it returns")
+    if not isinstance(hint, str):
+        return hint
+    # Classes that are defined in a function are known to those that use them.
+    holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
-        hint = typing.get_type_hints(function).get("return", inspect.Signature.empty)
-        if hint is inspect.Signature.empty:
-            raise NoSuchType("it has no hint for what it returns")
-        return fields_of(_row_of(hint) if is_iterable else _without_none(hint))
-    except (NoSuchType, NameError) as error:
-        raise SchemaError(
-            f"the output of {what} is not known",
-            why=str(error),
-            what_to_do='say output="user STRING, total LONG", or let the function\'s hint be a dataclass',
-        ) from None
+        return typing.get_type_hints(holder, routine.__globals__, inspect.getclosurevars(routine).nonlocals)[
+            "row"
+        ]
+    except (NameError, TypeError, SyntaxError) as error:
+        raise NoSuchType(f"its hint {hint!r} cannot be read here: {error}") from None
 
 
 def _row_of(hint: Any) -> Any:
     """Return what an iterable holds."""
-    plain = _without_none(hint)
+    plain = without_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
         return arguments[0]
-    raise NoSuchType(f"{_named(hint)} does not say what it holds")
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return arguments[0]
+    if is_record(plain):
+        raise NoSuchType(f"{named(plain)} is one row, and it returns rows: Iterator[{named(plain)}]")
+    raise NoSuchType(f"{named(hint)} does not say what it holds")
 
 
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        others = [one for one in typing.get_args(hint) if one is not type(None)]
-        if len(others) == 1:
-            return others[0]
-    return hint
-
-
-def _named(hint: Any) -> str:
-    return getattr(hint, "__name__", None) or str(hint)
+def _name_of(call: Callable[..., Any]) -> str:
+    return f"{getattr(call, '__name__', type(call).__name__)}()"

@@ -17,6 +17,7 @@ from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.process_functions import ProcessRows
 from flinkish_spark.runtime.row_functions import ExpandRows, FilterRows, One, RowFunction
@@ -111,7 +112,7 @@ def _carried(given: T.StructType) -> tuple[T.StructField, ...]:
 MadeT = TypeVar("MadeT", bound=RowTransform)
 
 
-def map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
+def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes one row of each."""
     call, rich = _callable(function, MapFunction, "map")
     name = name or _name_of(function, "map")
@@ -119,7 +120,7 @@ def map_rows(function: Any, output: str | T.StructType | None, name: str | None)
     return _checked(RowTransform(RowFunction(name, One(call), rich), fields, TransformSettings(name)))
 
 
-def flat_map_rows(function: Any, output: str | T.StructType | None, name: str | None) -> RowTransform:
+def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes any number of rows of each."""
     call, rich = _callable(function, FlatMapFunction, "flat_map")
     name = name or _name_of(function, "flat_map")
@@ -134,7 +135,7 @@ def filter_rows(function: Any, name: str | None) -> RowTransform:
     return _checked(RowTransform(RowFunction(name, call, rich), None, TransformSettings(name)))
 
 
-def process_rows(function: Any, output: str | T.StructType | None, name: str | None) -> ProcessTransform:
+def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
     """Return the transform that calls a process function."""
     if not isinstance(function, ProcessFunction):
         raise GraphError(
@@ -162,7 +163,7 @@ def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], A
 
 
 def _fields(
-    output: str | T.StructType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
+    output: OutputType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
 ) -> T.StructType:
     if output is None:
         return inferred_output(call, f"'{name}'", is_iterable=is_iterable)

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.operator_values import (
     OperatorValueMismatch,
+    declared_values,
     pack_tables,
     table_of,
     unpack_tables,
@@ -21,7 +22,6 @@ from flinkish_spark.operators.operator_values import (
 )
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state import MapStateDescriptor
-from flinkish_spark.state.descriptors import is_list_of_fields
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -220,5 +220,5 @@ def _schema_of(descriptor: MapStateDescriptor) -> pa.Schema:
 def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:
     # A key is never a dict, however its type is written.
     keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
-    values = values_of(table.column(1), has_fields=is_list_of_fields(descriptor.value_type))
+    values = declared_values(table.column(1), descriptor.value_type)
     return dict(zip(keys, values, strict=True))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from flinkish_spark.runtime.hinted_types import OutputType
 
 #: Before any watermark was seen: nothing is late.
 MIN_WATERMARK_MS = -(1 << 63)
@@ -39,7 +42,7 @@ class OutputTag:
     name
         Unique within the operator that emits to it.
     output
-        Fields of the rows, as DDL.
+        Fields of the rows: DDL, a StructType, a dataclass or a NamedTuple class.
 
     Examples
     --------
@@ -48,4 +51,4 @@ class OutputTag:
     """
 
     name: str
-    output: str
+    output: OutputType

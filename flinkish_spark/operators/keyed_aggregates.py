@@ -10,6 +10,7 @@ from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.stored_elements import ElementType
+from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
 
 _REDUCED, _AGGREGATED = "reduced", "aggregated"
@@ -66,13 +67,13 @@ class AggregateOperator(_WithoutTimers):
     aggregate
         The function.
     accumulator_type
-        DDL of the accumulator: one type, or fields for a tuple.
+        As of a state: one type, or fields for a tuple.
     ttl
         How long an accumulator lives since it was touched; None: for ever.
     """
 
     def __init__(
-        self, aggregate: AggregateFunction, accumulator_type: str, ttl: StateTtl | None = None
+        self, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None = None
     ) -> None:
         self._descriptor = AggregatingStateDescriptor(_AGGREGATED, aggregate, accumulator_type, ttl)
 

@@ -16,13 +16,14 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.operator_values import (
     OperatorValueMismatch,
+    declared_values,
     pack_tables,
     table_of,
     unpack_tables,
-    values_of,
 )
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.state.descriptors import is_list_of_fields
+from flinkish_spark.runtime.hinted_types import StateType
+from flinkish_spark.state.descriptors import set_fields, state_type
 
 #: What a stored value says of itself.
 LIST_KIND = "operator list state"
@@ -40,7 +41,7 @@ class Redistribution(enum.Enum):
     UNION = "UNION"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class OperatorListDescriptor:
     """Name and element type of an operator list state.
 
@@ -49,9 +50,14 @@ class OperatorListDescriptor:
     name
         Unique within the operator.
     element_type
-        DDL of an item: one type, or fields for a tuple.
+        Of an item, as of a :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
     redistribution
         Who gets which items of a checkpoint.
+
+    Raises
+    ------
+    SchemaError
+        It is no type that a state can have.
 
     Examples
     --------
@@ -62,6 +68,13 @@ class OperatorListDescriptor:
     name: str
     element_type: str
     redistribution: Redistribution = Redistribution.SPLIT
+
+    def __init__(
+        self, name: str, element_type: StateType, redistribution: Redistribution = Redistribution.SPLIT
+    ) -> None:
+        set_fields(
+            self, name=name, element_type=state_type(name, element_type), redistribution=redistribution
+        )
 
     @property
     def schema(self) -> pa.Schema:
@@ -226,4 +239,4 @@ def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> 
 
 
 def _items_of(descriptor: OperatorListDescriptor, table: pa.RecordBatch) -> list[Any]:
-    return values_of(table.column(0), has_fields=is_list_of_fields(descriptor.element_type))
+    return declared_values(table.column(0), descriptor.element_type)

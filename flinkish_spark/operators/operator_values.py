@@ -11,6 +11,7 @@ import pyarrow as pa
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.state.descriptors import is_list_of_fields, made_by
 
 _OWNER = ""
 
@@ -87,6 +88,14 @@ def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
     """Return a column's values; tuples where the type is written as a list of fields."""
     values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     return [tuple(value.values()) for value in values] if has_fields else values
+
+
+def declared_values(column: pa.Array, ddl: str) -> list[Any]:
+    """Return a column's values as they are declared: with tuples for fields, or instances of classes."""
+    made = made_by(ddl)
+    if made is not None:
+        return [made(value) for value in values_of(column, has_fields=False)]
+    return values_of(column, has_fields=is_list_of_fields(ddl))
 
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:

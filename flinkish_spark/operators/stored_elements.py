@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.named_rows import element_class
 from flinkish_spark.state.descriptors import is_list_of_fields
 
 Named = Callable[[Any], Any]
@@ -59,16 +59,14 @@ class ElementType:
         """Return what gives a plain tuple the names of its fields, and leaves anything else as it is."""
         if not self.has_fields:
             return _same
-        record: Any = namedtuple("Record", [field.name for field in self.fields], rename=True)  # type: ignore[misc]
-        make: Named = record._make
+        make: Named = element_class([field.name for field in self.fields])._make
         return lambda value: make(value) if type(value) is tuple else value
 
     def gathering(self) -> Named:
         """Return what makes an element of the tuple that :meth:`spread` made."""
         if not self.has_fields:
             return _only
-        record: Any = namedtuple("Record", [field.name for field in self.fields], rename=True)  # type: ignore[misc]
-        make: Named = record._make
+        make: Named = element_class([field.name for field in self.fields])._make
         return make
 
 

@@ -27,8 +27,17 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
-from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
-from flinkish_spark.state.descriptors import is_list_of_fields
+from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
+from flinkish_spark.runtime.named_rows import RowError, RowForm
+from flinkish_spark.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.descriptors import is_list_of_fields, made_by
 from flinkish_spark.state.ttl import StateTtl
 
 HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
@@ -177,7 +186,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     nothing = (None,) * width if width > 1 else None
     # Of a timer that is gone it still has to be said which one of the layer below that is.
     keeps = layout.form is SlotForm.TIMER
-    columns += _spread([row.value if row.alive or keeps else nothing for row in rows], width)
+    columns += _values(layout, [row.value if row.alive or keeps else nothing for row in rows], keys)
     columns.append([row.alive for row in rows])
     batch = pa.RecordBatch.from_arrays(
         [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
@@ -195,7 +204,11 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
     values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
     if layout.decode is not None:
-        values = [None if value is None else layout.decode(value) for value in values]
+        living = columns[ALIVE]
+        values = [
+            layout.decode(one) if one is not None and is_there else None
+            for one, is_there in zip(values, living, strict=True)
+        ]
     slots = layout.form.join(keys, [columns[name] for name in layout.form.value])
     touched = columns[TOUCHED] if layout.expires else [0] * len(slots)
     return map(Row, slots, values, columns[HASH], touched, columns[ALIVE])
@@ -225,6 +238,37 @@ def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Se
         raise StateValueError(f"state {layout.name!r} got a wrong value: {what}{of_key}: {error}") from error
 
 
+def _values(layout: TableLayout, values: list[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return the columns of values; those of several fields are any rows."""
+    width = len(layout.values)
+    if width == 1:
+        return [values]
+    form = RowForm(layout.value_names or ("",) * width)
+    try:
+        rows = form.tuples(values)
+        if rows and set(map(len, rows)) != {width}:
+            raise RowError(f"a row with other fields than {', '.join(layout.value_names)}")
+    except RowError:
+        raise _refused(layout, form, values, keys) from None
+    return _spread(rows, width)
+
+
+def _refused(
+    layout: TableLayout, form: RowForm, values: Sequence[Any], keys: Sequence[Any]
+) -> StateValueError:
+    width = len(layout.values)
+    for key, value in zip(keys, values, strict=True):
+        says = f"state {layout.name!r} got a wrong value: of key {key!r:.200}"
+        try:
+            row = form.tuple_of(value)
+        except RowError as error:
+            return StateValueError(f"{says}: {error}")
+        if len(row) != width:
+            names = ", ".join(layout.value_names)
+            return StateValueError(f"{says}: {len(row)} fields, declared are {width}: {names}")
+    raise AssertionError("a value was refused, and none is")
+
+
 def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
     if width == 1:
         return [values]
@@ -236,14 +280,31 @@ def _gather(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 def _decoder(descriptor: StateDescriptor) -> Convert | None:
-    """Return what makes tuples of the dicts that Arrow makes, where a declaration is a list of fields."""
-    if isinstance(descriptor, ListStateDescriptor) and is_list_of_fields(descriptor.element_type):
-        return lambda elements: [tuple(element.values()) for element in elements]
-    if isinstance(descriptor, MapStateDescriptor) and is_list_of_fields(descriptor.value_type):
-        return lambda entries: {key: tuple(value.values()) for key, value in entries.items()}
-    if isinstance(stored := descriptor.stored_type, T.StructType) and not _has_several_fields(stored):
+    """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts.
+
+    A declaration that is a list of fields makes tuples.
+    """
+    match descriptor:
+        case ListStateDescriptor(element_type=ddl):
+            return each_of_list(_element_decoder(ddl))
+        case MapStateDescriptor(value_type=ddl):
+            return each_of_map(_element_decoder(ddl))
+        case AggregatingStateDescriptor(accumulator_type=ddl):
+            own = ddl
+        case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
+            own = ddl
+    made = made_by(own)
+    stored = descriptor.stored_type
+    if made is None and isinstance(stored, T.StructType) and not _has_several_fields(stored):
         return lambda value: tuple(value.values())
-    return None
+    return made
+
+
+def _element_decoder(ddl: str) -> Convert | None:
+    made = made_by(ddl)
+    if made is None and is_list_of_fields(ddl):
+        return lambda value: tuple(value.values())
+    return made
 
 
 def _has_several_fields(kind: T.DataType) -> TypeGuard[T.StructType]:

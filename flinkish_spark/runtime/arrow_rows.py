@@ -6,16 +6,17 @@ field a dict. What a function emits is never rounded, cut or converted to fit.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import types as T
 
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.runtime.named_rows import RowError, RowForm, element_class
+from flinkish_spark.runtime.row_blocks import arrow_schema
 
 
 def to_values(column: pa.Array) -> list[Any]:
@@ -58,8 +59,7 @@ class RowReader:
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
         self._fields, self._keys = list(field_columns), list(key_columns)
-        record: Any = namedtuple("Record", list(fields), rename=True)  # type: ignore[misc]
-        self._make = record._make
+        self._make = element_class(fields)._make
 
     def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
         """Return the keys (scalars for one column, else tuples) and the records, in row order."""
@@ -84,26 +84,17 @@ class OutputError(ValueError):
 
 
 def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a function emitted as a tuple.
+    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.runtime.named_rows`.
 
     Raises
     ------
     OutputError
         It is no row, or has a field that is not among the names.
     """
-    if isinstance(row, tuple):
-        return row
-    if isinstance(row, dict):
-        strange = sorted(set(row) - set(names))
-        if strange:
-            declared = ", ".join(names)
-            raise OutputError(f"emitted the field {strange[0]!r}, declared are {declared}")
-        return tuple(row.get(name) for name in names)
-    if isinstance(row, list):
-        return tuple(row)
-    if dataclasses.is_dataclass(row):
-        return as_row(dataclasses.asdict(row), names)  # type: ignore[arg-type]
-    raise OutputError(f"emitted a {type(row).__name__}; emit a tuple, Row, dict or dataclass per output row")
+    try:
+        return RowForm(names).tuple_of(row)
+    except RowError as error:
+        raise OutputError(f"emitted {error}") from None
 
 
 class RowWriter:
@@ -113,10 +104,18 @@ class RowWriter:
     ----------
     schema
         The declared output.
+    required
+        Names of the fields that must not be null.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema, self._names = schema, schema.names
+    def __init__(self, schema: pa.Schema, required: Collection[str] = ()) -> None:
+        self._schema, self._names, self._required = schema, schema.names, frozenset(required)
+        self._form = RowForm(schema.names, required)
+
+    @classmethod
+    def of(cls, fields: T.StructType) -> RowWriter:
+        """Return the writer of rows with declared fields."""
+        return cls(arrow_schema(fields), [field.name for field in fields if not field.nullable])
 
     def write(self, rows: list[Any]) -> list[pa.Array]:
         """Return the columns.
@@ -124,10 +123,14 @@ class RowWriter:
         Raises
         ------
         OutputError
-            Wrong number of fields, or a value of another type; names field and value.
+            Wrong fields or number of fields, a value of another type, a null where there must be none; names
+            field and value.
         """
         width = len(self._names)
-        rows = [row if isinstance(row, tuple) else self._as_row(row, at) for at, row in enumerate(rows)]
+        try:
+            rows = self._form.tuples(rows)
+        except RowError:
+            raise self._first_refused(rows) from None
         if rows and set(map(len, rows)) != {width}:
             at, wrong = next((at, row) for at, row in enumerate(rows) if len(row) != width)
             names = ", ".join(self._names)
@@ -135,17 +138,22 @@ class RowWriter:
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
-    def _as_row(self, row: Any, at: int) -> tuple[Any, ...]:
-        try:
-            return as_row(row, self._names)
-        except OutputError as error:
-            raise OutputError(str(error), at) from None
+    def _first_refused(self, rows: list[Any]) -> OutputError:
+        for at, row in enumerate(rows):
+            try:
+                self._form.tuple_of(row)
+            except RowError as error:
+                return OutputError(f"emitted {error}", at)
+        raise AssertionError("a row was refused, and none is")
 
-    @staticmethod
-    def _array(field: pa.Field, column: Sequence[Any]) -> pa.Array:
+    def _array(self, field: pa.Field, column: Sequence[Any]) -> pa.Array:
         try:
-            return strict_array(column, field.type)
+            array = strict_array(column, field.type)
         except ValueMismatch as error:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"
             raise OutputError(says, at) from error
+        if field.name in self._required and array.null_count:
+            at = array.to_pylist().index(None)
+            raise OutputError(f"emitted a wrong value: field {field.name!r} is None and must not be null", at)
+        return array

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+
+from flinkish_spark.runtime.named_rows import RowError, RowForm
 
 
 class ValueMismatch(ValueError):
@@ -77,11 +80,69 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_integer(kind) and float in set(map(type, column)):
         wrong: Any = next(v for v in column if isinstance(v, float))
         raise ValueMismatch(wrong, kind, "it is a float")
+    if pa.types.is_nested(kind):
+        column = _plain(column, kind)
     try:
         return pa.array(column, type=kind)
     except _REFUSALS as error:
         wrong = next((v for v in column if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
+
+
+def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+    """Return values without dicts, classes and rows in the places of structs, which become tuples.
+
+    Arrow does not look at the names of named tuples, takes no dataclass, and drops fields it does not know.
+    """
+    convert = _converter(kind)
+    if convert is None:
+        return column
+    form = getattr(convert, "__self__", None)
+    if isinstance(form, RowForm) and type(None) not in set(map(type, column)):
+        try:
+            return form.tuples(list(column))
+        except RowError:
+            pass  # Below it is said which one.
+    made = []
+    for value in column:
+        try:
+            made.append(None if value is None else convert(value))
+        except (RowError, TypeError, ValueError) as error:
+            raise ValueMismatch(value, kind, str(error)) from error
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return what makes tuples for the structs in a type; None if there are none."""
+    if pa.types.is_struct(kind):
+        required = [field.name for field in kind if not field.nullable]
+        form, inner = RowForm([field.name for field in kind], required), [_converter(f.type) for f in kind]
+        if not any(inner):
+            return form.tuple_of
+        return lambda value: _fields(form.tuple_of(value), inner)
+    if pa.types.is_map(kind):
+        key, item = _converter(kind.key_type), _converter(kind.item_type)
+        if key is None and item is None:
+            return None
+        return lambda value: [(_one(k, key), _one(v, item)) for k, v in _pairs(value)]
+    if _is_list(kind) and (each := _converter(kind.value_type)) is not None:
+        return lambda value: [_one(one, each) for one in value]
+    return None
+
+
+def _fields(values: tuple[Any, ...], converters: Sequence[Callable[[Any], Any] | None]) -> tuple[Any, ...]:
+    if len(values) != len(converters):
+        raise ValueError(f"it has {len(values)} fields, declared are {len(converters)}")
+    return tuple(map(_one, values, converters))
+
+
+def _one(value: Any, convert: Callable[[Any], Any] | None) -> Any:
+    return value if value is None or convert is None else convert(value)
+
+
+def _pairs(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else value
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

@@ -30,7 +30,6 @@ from flinkish_spark.runtime.group_runners import (
     RowShape,
     rows_written,
 )
-from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.state import MapStateDescriptor
 
 
@@ -114,7 +113,7 @@ class UnkeyedBroadcastRunner:
     def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self._shape = shape
         self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
-        self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
         #: There are no key groups.
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
         self.has_applications = False

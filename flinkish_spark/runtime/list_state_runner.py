@@ -22,7 +22,6 @@ from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.runtime.arrow_rows import RowWriter
 from flinkish_spark.runtime.broadcast_runners import PartitionDone, elements_of, place_of
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows, RowShape, rows_written
-from flinkish_spark.runtime.row_blocks import arrow_schema
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ListStateRunner:
 
     def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self._function, self._uid, self._shape = given.function, uid, shape
-        self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
         self._context = _Context()
         self._states = _Declaring(uid, max_parallelism)

@@ -50,7 +50,7 @@ class LookupRows:
         """Work through the batches of a task."""
         run = LookupJoinRun(self.join, self.name, 1)
         freeze_modules()
-        writer, schema = RowWriter(arrow_schema(self.output)), arrow_schema(self.columns)
+        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         try:
             for batch in batches:
                 made = self._made(run, batch)

@@ -140,7 +140,7 @@ class ExpandRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task, for mapInArrow."""
-        writer, schema = RowWriter(arrow_schema(self.output)), arrow_schema(self.columns)
+        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         with self.function.opened():
             for batch in batches:
                 rows, of_row = self._made(batch)

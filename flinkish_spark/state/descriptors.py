@@ -1,8 +1,9 @@
 """What a function says about a state when it asks for it in `open`.
 
-Types are Spark types as DDL; one type (``"LONG"``) makes a value a scalar, fields (``"total LONG, orders
-LONG"``) make it a tuple with those fields in order. A name is unique within the operator and part of the
-stored format.
+A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. One type (``"LONG"``,
+``LongType()``, ``int``) makes a value a scalar, fields (``"total LONG, orders LONG"``, a StructType) make it
+a tuple with those fields in order, and a class makes it an instance. A name is unique within the operator;
+name and types are part of the stored format, which knows DDL only and nothing of classes.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.hinted_types import Made, NoSuchType, StateType, declared_ddl, is_record, maker_of
 from flinkish_spark.state.ttl import StateTtl
 
 if TYPE_CHECKING:
     from flinkish_spark.functions import AggregateFunction, ReduceFunction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ValueStateDescriptor:
     """Name and type of a :class:`~flinkish_spark.state.ValueState`.
 
@@ -28,16 +31,23 @@ class ValueStateDescriptor:
     name
         Unique within the operator.
     value_type
-        DDL of the value.
+        Of the value; the attribute is its DDL.
     default
         What `value()` returns where there is none; never stored.
     ttl
         How long a value lives; None: for ever.
 
+    Raises
+    ------
+    SchemaError
+        It is no type that a state can have; of every descriptor.
+
     Examples
     --------
     >>> ValueStateDescriptor("total", "total LONG, orders LONG").name
     'total'
+    >>> ValueStateDescriptor("total", int).value_type
+    'bigint'
     """
 
     name: str
@@ -45,13 +55,22 @@ class ValueStateDescriptor:
     default: Any = None
     ttl: StateTtl | None = None
 
+    def __init__(
+        self,
+        name: str,
+        value_type: StateType,
+        default: Any = None,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        set_fields(self, name=name, value_type=state_type(name, value_type), default=default, ttl=ttl)
+
     @property
     def stored_type(self) -> T.DataType:
         """Type of what is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ListStateDescriptor:
     """Name and element type of a :class:`~flinkish_spark.state.ListState`.
 
@@ -67,17 +86,20 @@ class ListStateDescriptor:
     element_type: str
     ttl: StateTtl | None = None
 
+    def __init__(self, name: str, element_type: StateType, ttl: StateTtl | None = None) -> None:
+        set_fields(self, name=name, element_type=state_type(name, element_type), ttl=ttl)
+
     @property
     def stored_type(self) -> T.DataType:
         """Type of what is stored per key and namespace."""
         return T.ArrayType(parse_ddl(self.element_type))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class MapStateDescriptor:
     """Name and types of a :class:`~flinkish_spark.state.MapState`.
 
-    The map of a key expires as a whole, by its last change.
+    The map of a key expires as a whole, by its last change. A key is no instance of a class.
 
     Examples
     --------
@@ -90,13 +112,25 @@ class MapStateDescriptor:
     value_type: str
     ttl: StateTtl | None = None
 
+    def __init__(
+        self,
+        name: str,
+        key_type: StateType,
+        value_type: StateType,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        if is_record(key_type):
+            raise _unusable(name, key_type, "a key of a map is a scalar, as int or STRING")
+        kinds = {"key_type": state_type(name, key_type), "value_type": state_type(name, value_type)}
+        set_fields(self, name=name, **kinds, ttl=ttl)
+
     @property
     def stored_type(self) -> T.DataType:
         """Type of what is stored per key and namespace."""
         return T.MapType(parse_ddl(self.key_type), parse_ddl(self.value_type))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ReducingStateDescriptor:
     """Name, function and type of a :class:`~flinkish_spark.state.ReducingState`.
 
@@ -111,13 +145,22 @@ class ReducingStateDescriptor:
     value_type: str
     ttl: StateTtl | None = None
 
+    def __init__(
+        self,
+        name: str,
+        reduce: ReduceFunction,
+        value_type: StateType,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        set_fields(self, name=name, reduce=reduce, value_type=state_type(name, value_type), ttl=ttl)
+
     @property
     def stored_type(self) -> T.DataType:
         """Type of what is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class AggregatingStateDescriptor:
     """Name, function and accumulator type of a :class:`~flinkish_spark.state.AggregatingState`."""
 
@@ -125,6 +168,17 @@ class AggregatingStateDescriptor:
     aggregate: AggregateFunction
     accumulator_type: str
     ttl: StateTtl | None = None
+
+    def __init__(
+        self,
+        name: str,
+        aggregate: AggregateFunction,
+        accumulator_type: StateType,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        set_fields(
+            self, name=name, aggregate=aggregate, accumulator_type=state_type(name, accumulator_type), ttl=ttl
+        )
 
     @property
     def stored_type(self) -> T.DataType:
@@ -141,6 +195,55 @@ StateDescriptor = (
 )
 
 
+class TypeText(str):
+    """The DDL of a declared type that remembers the hint with its classes; compared as text.
+
+    Parameters
+    ----------
+    hint
+        What instances are made by again.
+    """
+
+    hint: Any
+
+    def __new__(cls, ddl: str, hint: Any) -> TypeText:
+        """Return the text."""
+        made = super().__new__(cls, ddl)
+        made.hint = hint
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made of."""
+        return TypeText, (str(self), self.hint)
+
+
+def state_type(name: str, given: StateType) -> str:
+    """Return the DDL of a declared type; a :class:`TypeText` if values are to be instances of classes.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+
+    Raises
+    ------
+    SchemaError
+        It is no type that a state can have.
+    """
+    try:
+        ddl = declared_ddl(given)
+        if isinstance(given, str | T.DataType) or maker_of(given) is None:
+            return ddl
+        return TypeText(ddl, given)
+    except NoSuchType as error:
+        raise _unusable(name, given, str(error)) from None
+
+
+def made_by(ddl: str) -> Made | None:
+    """Return what makes instances of declared classes of what Arrow gives; None where there are none."""
+    return maker_of(ddl.hint) if isinstance(ddl, TypeText) else None
+
+
 def is_list_of_fields(ddl: str) -> bool:
     """Return whether values of a type are tuples: it is written as fields, not as one type.
 
@@ -150,3 +253,19 @@ def is_list_of_fields(ddl: str) -> bool:
     (True, False)
     """
     return isinstance(parse_ddl(ddl), T.StructType) and not ddl.lstrip().upper().startswith("STRUCT")
+
+
+def set_fields(descriptor: Any, **facts: Any) -> None:
+    """Set the attributes of a frozen descriptor; for its constructor."""
+    for name, value in facts.items():
+        object.__setattr__(descriptor, name, value)
+
+
+def _unusable(name: str, given: object, why: str) -> SchemaError:
+    return SchemaError(
+        f"the state '{name}' cannot have the type {given!r}",
+        why=why,
+        what_to_do='write it as DDL, as "LONG" or "total LONG, orders LONG", or give a type of Spark\'s or '
+        "Python's, as LongType(), int or a dataclass",
+        state=name,
+    )

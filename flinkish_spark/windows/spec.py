@@ -10,6 +10,7 @@ from flinkish_spark.arguments import instance_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.checks import lateness_ms
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
@@ -118,13 +119,13 @@ class AggregateWindow:
     aggregate
         The function. For windows that merge it needs `merge`.
     accumulator_type
-        DDL of the accumulator: one type, or fields for a tuple.
+        Type of the accumulator, as of a state: one type, or fields for a tuple.
     then
         What makes the result of `get_result`; None: that is the result. None from `get_result` is none.
     """
 
     aggregate: AggregateFunction
-    accumulator_type: str
+    accumulator_type: StateType
     then: ProcessWindowFunction | None = None
 
 

@@ -16,9 +16,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark import FilterFunction, FlatMapFunction, MapFunction
 from flinkish_spark.errors import GraphError, SchemaError, UserFunctionError
-from flinkish_spark.graph.output_types import NoSuchType, fields_of, inferred_output, type_of
+from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.hinted_types import NoSuchType, fields_of, type_of
 from flinkish_spark.runtime.keyed_operator import OperatorFailed, Origins
 
 

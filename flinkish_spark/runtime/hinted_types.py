@@ -1,0 +1,260 @@
+"""Types as a user says them: DDL, a type of Spark's, a type of Python's, a dataclass, a NamedTuple.
+
+Fields stand for a tuple, one type for a scalar. What is stored and what travels is DDL.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.runtime.ddl import DdlError, ddl_of, parse_ddl
+
+#: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
+OutputType = str | T.StructType | type[Any] | types.GenericAlias
+#: What says the type of a state: what says fields, and any single type.
+StateType = str | T.DataType | type[Any] | types.GenericAlias | types.UnionType
+
+#: From what Arrow makes of a value to an instance of what was declared.
+Made = Callable[[Any], Any]
+
+_PLAIN: dict[Any, T.DataType] = {
+    bool: T.BooleanType(),
+    int: T.LongType(),
+    float: T.DoubleType(),
+    str: T.StringType(),
+    bytes: T.BinaryType(),
+    datetime.datetime: T.TimestampType(),
+    datetime.date: T.DateType(),
+    decimal.Decimal: T.DecimalType(38, 18),
+}
+_LISTS = (list, collections.abc.Sequence)
+_MAPS = (dict, collections.abc.Mapping)
+
+
+class NoSuchType(TypeError):
+    """A hint stands for no Spark type; says which."""
+
+
+def is_record(hint: Any) -> bool:
+    """Return whether a hint is a class of rows with named fields: a dataclass or a NamedTuple."""
+    return isinstance(hint, type) and (
+        dataclasses.is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
+    )
+
+
+def fields_of(hint: Any) -> T.StructType:
+    """Return the fields that a dataclass, or a tuple with hints, stands for.
+
+    The fields of ``tuple[str, int]`` have no names; they get those that Spark gives them, `_1` and `_2`.
+
+    Raises
+    ------
+    NoSuchType
+        It is neither, or a field has a type without a counterpart.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass
+    ... class Total:
+    ...     user: str
+    ...     total: int | None
+    >>> fields_of(Total).simpleString()
+    'struct<user:string,total:bigint>'
+    >>> fields_of(tuple[str, int]).simpleString()
+    'struct<_1:string,_2:bigint>'
+    """
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments:
+        return T.StructType([T.StructField(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)])
+    if not is_record(hint):
+        raise NoSuchType(f"{named(hint)} is no dataclass and no NamedTuple")
+    hints, names = hints_of(hint), field_names(hint)
+    missing = [name for name in names if name not in hints]
+    if missing:
+        raise NoSuchType(f"the field {missing[0]!r} of {named(hint)} has no type hint")
+    return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
+
+
+def field_names(record: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(record):
+        return tuple(field.name for field in dataclasses.fields(record))
+    return tuple(record._fields)
+
+
+def hints_of(record: type[Any]) -> dict[str, Any]:
+    """Return the hints of a class's fields.
+
+    Raises
+    ------
+    NoSuchType
+        One names what is not there.
+    """
+    try:
+        return typing.get_type_hints(record)
+    except (NameError, TypeError) as error:
+        raise NoSuchType(f"the hints of {named(record)} cannot be read: {error}") from None
+
+
+def type_of(hint: Any) -> T.DataType:
+    """Return the Spark type that a hint stands for; every value may be null.
+
+    Raises
+    ------
+    NoSuchType
+        There is none.
+
+    Examples
+    --------
+    >>> type_of(dict[str, list[int]]).simpleString()
+    'map<string,array<bigint>>'
+    """
+    if isinstance(hint, collections.abc.Hashable) and hint in _PLAIN:
+        return _PLAIN[hint]
+    plain = without_none(hint)
+    if plain is not hint:
+        return type_of(plain)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _LISTS and len(arguments) == 1:
+        return T.ArrayType(type_of(arguments[0]))
+    if origin in _MAPS and len(arguments) == 2:
+        return T.MapType(type_of(arguments[0]), type_of(arguments[1]))
+    if is_record(hint) or origin is tuple:
+        return fields_of(hint)
+    raise NoSuchType(f"{named(hint)} stands for no type of Spark")
+
+
+def declared_type(given: Any) -> T.DataType:
+    """Return the Spark type of whatever a user declares one with.
+
+    Raises
+    ------
+    NoSuchType
+        It is none of what :data:`StateType` says, or text that cannot be read.
+
+    Examples
+    --------
+    >>> [declared_type(one).simpleString() for one in ("LONG", T.LongType(), int)]
+    ['bigint', 'bigint', 'bigint']
+    """
+    if isinstance(given, T.DataType):
+        return given
+    if isinstance(given, str):
+        try:
+            return parse_ddl(given)
+        except DdlError as error:
+            raise NoSuchType(str(error)) from None
+    if isinstance(given, type) and issubclass(given, T.DataType):
+        raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
+    return type_of(given)
+
+
+def declared_ddl(given: Any) -> str:
+    """Return a declared type as DDL; DDL stays as it is.
+
+    Raises
+    ------
+    NoSuchType
+        As of :func:`declared_type`; or a type that neither states nor blocks can hold.
+
+    Examples
+    --------
+    >>> declared_ddl(T.StructType().add("total", "long").add("at", "date")), declared_ddl(int)
+    ('total bigint, at date', 'bigint')
+    """
+    kind = declared_type(given)
+    if isinstance(given, str):
+        return given
+    if isinstance(kind, T.StructType) and not kind.fields:
+        raise NoSuchType("a StructType without fields holds nothing")
+    text = ddl_of(kind)
+    try:
+        parse_ddl(text)
+    except DdlError as error:
+        raise NoSuchType(str(error)) from None
+    return text
+
+
+def maker_of(hint: Any) -> Made | None:
+    """Return what makes instances of declared classes again; None where values are what they are.
+
+    It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
+
+    Examples
+    --------
+    >>> class Point(typing.NamedTuple):
+    ...     x: int
+    ...     y: int
+    >>> made = maker_of(list[Point])
+    >>> made([(1, 2), {"x": 3, "y": 4}])
+    [Point(x=1, y=2), Point(x=3, y=4)]
+    >>> maker_of(int) is None
+    True
+    """
+    hint = without_none(hint)
+    if is_record(hint):
+        return _record_maker(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _LISTS and len(arguments) == 1:
+        return each_of_list(maker_of(arguments[0]))
+    if origin in _MAPS and len(arguments) == 2:
+        return each_of_map(maker_of(arguments[1]))
+    return None
+
+
+def _record_maker(record: Any) -> Made:
+    names, hints = field_names(record), hints_of(record)
+    makers = {name: made for name in names if (made := maker_of(hints[name])) is not None}
+
+    def make(value: Any) -> Any:
+        if value is None or isinstance(value, record):
+            return value
+        fields = value if isinstance(value, dict) else dict(zip(names, value, strict=True))
+        for name, made in makers.items():
+            fields[name] = made(fields[name])
+        return record(**fields)
+
+    return make
+
+
+def each_of_list(made: Made | None) -> Made | None:
+    """Return what makes the elements of a list, given what makes one."""
+    if made is None:
+        return None
+    return lambda values: None if values is None else [made(value) for value in values]
+
+
+def each_of_map(made: Made | None) -> Made | None:
+    """Return what makes the values of a map, given what makes one."""
+    if made is None:
+        return None
+    return lambda values: None if values is None else {key: made(value) for key, value in values.items()}
+
+
+def without_none(hint: Any) -> Any:
+    """Return what a hint says besides None.
+
+    Examples
+    --------
+    >>> without_none(int | None)
+    <class 'int'>
+    """
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [one for one in typing.get_args(hint) if one is not type(None)]
+        if len(others) == 1:
+            return others[0]
+    return hint
+
+
+def named(hint: Any) -> str:
+    """Return a hint as errors call it."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

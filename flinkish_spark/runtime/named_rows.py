@@ -1,0 +1,154 @@
+"""Rows that say the names of their fields, as tuples in the order of a declaration.
+
+A dict, a dataclass, a NamedTuple and a Row go by name; a tuple, a list and a Row without names by position. A
+field that is left out is null, as with Spark's `createDataFrame`; one that nobody declared is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from pyspark.sql import Row
+
+_IS_ELEMENT = "is_element"
+
+AsTuple = Callable[[Any], tuple[Any, ...]]
+
+
+class RowError(ValueError):
+    """A row is none, or has other fields than were declared; says which."""
+
+
+def element_class(names: Sequence[str]) -> Any:
+    """Return the class of a stream's elements: a named tuple.
+
+    An element that goes out as it came may be declared under other names there; see :class:`RowForm`.
+    """
+    made = namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
+    setattr(made, _IS_ELEMENT, True)
+    return made
+
+
+class RowForm:
+    """Makes tuples of rows.
+
+    Parameters
+    ----------
+    names
+        Of the fields, in their order.
+    required
+        Those that must not be null.
+
+    Examples
+    --------
+    >>> form = RowForm(["user", "total"])
+    >>> form.tuples([{"total": 3, "user": "ann"}, Row(total=4, user="ben"), ("eve", 5)])
+    [('ann', 3), ('ben', 4), ('eve', 5)]
+    """
+
+    def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
+        self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
+        self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._of_row}
+        #: For dicts that have all names; of one name it would make no tuple.
+        self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
+        self._of_names: dict[tuple[str, ...], AsTuple] = {}
+
+    def tuples(self, rows: list[Any]) -> list[Any]:
+        """Return rows as tuples, of whatever length those are that go by position.
+
+        Raises
+        ------
+        RowError
+            One is no row, or has other fields.
+        """
+        kinds = set(map(type, rows))
+        if kinds <= {tuple}:
+            return rows
+        if kinds == {dict} and self._pick is not None and set(map(len, rows)) == {len(self._names)}:
+            try:
+                return list(map(self._pick, rows))
+            except KeyError:
+                pass  # Below it is said which one.
+        make = self._maker(kinds.pop()) if len(kinds) == 1 else self.tuple_of
+        return rows if make is _same else list(map(make, rows))
+
+    def tuple_of(self, row: Any) -> tuple[Any, ...]:
+        """Return a row as a tuple; see :meth:`tuples`."""
+        return self._maker(type(row))(row)
+
+    def _maker(self, kind: type) -> AsTuple:
+        make = self._of_class.get(kind)
+        if make is None:
+            make = self._of_class[kind] = self._new_maker(kind)
+        return make
+
+    def _new_maker(self, kind: type) -> AsTuple:
+        if issubclass(kind, dict):
+            return self._of_dict
+        if issubclass(kind, Row):
+            return self._of_row
+        if issubclass(kind, tuple):
+            own = getattr(kind, "_fields", None)
+            if own is None:
+                return _same
+            return self._by_place(tuple(own), is_element=getattr(kind, _IS_ELEMENT, False))
+        if dataclasses.is_dataclass(kind):
+            return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
+        if issubclass(kind, list):
+            return tuple
+        raise RowError(f"a {kind.__name__}; emit a tuple, Row, dict or dataclass per output row")
+
+    def _of_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        if row.keys() != self._known:
+            self._check(row)
+        return tuple(map(row.get, self._names))
+
+    def _of_row(self, row: Any) -> tuple[Any, ...]:
+        own = getattr(row, "__fields__", None)
+        if own is None:
+            return tuple(row)
+        names = tuple(own)
+        if names not in self._of_names:
+            self._of_names[names] = self._by_place(names, is_element=False)
+        return self._of_names[names](row)
+
+    def _by_place(self, own: tuple[str, ...], *, is_element: bool) -> AsTuple:
+        """Return what puts the values of a named tuple in order."""
+        if own == self._names or (is_element and self._is_in_place(own)):
+            return _same
+        self._check(own)
+        places = [own.index(name) if name in own else None for name in self._names]
+        if None in places or len(places) < 2:
+            return lambda row: tuple(None if place is None else row[place] for place in places)
+        return itemgetter(*places)
+
+    def _by_attribute(self, own: tuple[str, ...]) -> AsTuple:
+        self._check(own)
+        if set(own) == self._known and len(own) > 1:
+            return attrgetter(*self._names)
+        names = [name if name in own else None for name in self._names]
+        return lambda row: tuple(None if name is None else getattr(row, name) for name in names)
+
+    def _is_in_place(self, own: tuple[str, ...]) -> bool:
+        """Whether an element goes by position: it has other names, and none of ours in another place."""
+        if set(own) == self._known:
+            return False
+        ours = [(at, name) for at, name in enumerate(own) if name in self._known]
+        return all(at < len(self._names) and self._names[at] == name for at, name in ours)
+
+    def _check(self, own: Collection[str]) -> None:
+        """Raise RowError for a name that is not known, and for one that is missing and must not be."""
+        strange = [name for name in own if name not in self._known]
+        if strange:
+            raise RowError(f"the field {strange[0]!r}, declared are {', '.join(self._names)}")
+        missing = [name for name in self._required if name not in own]
+        if missing:
+            raise RowError(f"no field {missing[0]!r}, which must not be null")
+
+
+def _same(row: Any) -> Any:
+    return row
