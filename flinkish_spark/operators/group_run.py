@@ -14,7 +14,7 @@ last watermark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,10 +127,9 @@ class GroupRun:
         self._context = FunctionContext(
             self.states.scope, self.timers, self._to_side, self._to_main, self._count
         )
-        self._operator = operator
         self._emitted = Emitted()
         operator.open(self.states, self._context, self.timers)
-        self._processors = operator.processors()
+        self._processors, self._on_timer = operator.processors(), operator.on_timer
 
     def begin(self, timers: dict[TimeDomain, TimerQueue]) -> None:
         """Make a key group the current one; its entries are put into the tables after this."""
@@ -161,6 +160,45 @@ class GroupRun:
             self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
         return emitted
 
+    def run_checked(
+        self,
+        before: Sequence[Elements],
+        progress: Progress,
+        behind: Sequence[Elements],
+        check: Callable[[Emitted], object],
+    ) -> None:
+        """Work through a micro-batch, and have what each call of the function emits checked before the next.
+
+        For finding out which call has emitted what cannot be written: nothing is noted of that while all is
+        well. Whoever calls it has loaded the entries once more.
+
+        Raises
+        ------
+        ElementFailed, TimerFailed
+            The function raised, or the check did; `error` says what.
+        """
+        processors, on_timer = self._processors, self._on_timer
+        self._processors = tuple(self._checked(process, check) for process in processors)
+        self._on_timer = self._checked(on_timer, check)
+        try:
+            self.run(before, progress, behind)
+        finally:
+            self._processors, self._on_timer = processors, on_timer
+
+    def _checked(
+        self, function: Callable[..., Iterable[Any] | None], check: Callable[[Emitted], object]
+    ) -> Callable[..., list[Any]]:
+        def checked(*given: Any) -> list[Any]:
+            emitted = self._emitted
+            main, sides = len(emitted.rows), {name: len(rows) for name, rows in emitted.side.items()}
+            rows = list(function(*given) or ())
+            own = [*emitted.rows[main:], *rows]
+            side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
+            check(Emitted(own, [None] * len(own), side=side))
+            return rows
+
+        return checked
+
     def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:
         at = -1
         scope, context = self.states.scope, self._context
@@ -183,7 +221,7 @@ class GroupRun:
             raise ElementFailed(at, is_before, error) from error
 
     def _fire(self, domain: TimeDomain, now_ms: int) -> None:
-        scope, context, on_timer = self.states.scope, self._context, self._operator.on_timer
+        scope, context, on_timer = self.states.scope, self._context, self._on_timer
         rows, times = self._emitted.rows, self._emitted.times_ms
         context.domain = domain
         for timer in self.timers.queues[domain].due(now_ms):

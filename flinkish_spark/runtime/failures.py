@@ -157,8 +157,9 @@ def _user_error(text: str) -> FlinkishError:
     uid, error = facts.pop("uid"), facts.pop("error")
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    place = "at the timer with" if "timer_ms" in facts else "on the record at"
     return RepeatableUserError(
-        f"{what} failed" + (f" on the record at {where}" if where else ""),
+        f"{what} failed" + (f" {place} {where}" if where else ""),
         why=error,
         what_to_do="correct the function or the record; the job goes on from the last checkpoint",
         uid=uid,

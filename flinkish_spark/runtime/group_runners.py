@@ -7,6 +7,7 @@ timers that are due, in every micro-batch.
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, GroupRun, Progress
+from flinkish_spark.operators.group_run import (
+    ElementFailed,
+    Elements,
+    Emitted,
+    GroupRun,
+    Progress,
+    TimerFailed,
+)
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
@@ -24,7 +32,9 @@ from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessF
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.arrow_values import is_of_kind
-from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, block_schema
+from flinkish_spark.runtime.row_blocks import BEHIND, block_schema
+
+_LOG = logging.getLogger(__name__)
 
 
 class Distribution(enum.Enum):
@@ -157,10 +167,24 @@ class ElementRunner:
         self._run = GroupRun(operator, uid, max_parallelism)
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
-        self._writers = [RowWriter(arrow_schema(fields)) for fields in shape.outputs]
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`GroupRunner`."""
+        before, behind, hash_of = self._elements(inputs)
+        self._load(group, hash_of, progress)
+        emitted = self._run.run(before, progress, behind)
+        # First, since it names the field of a row that is not as it was declared; states keep results, too.
+        try:
+            written = list(self._written(emitted))
+        except OutputError:
+            self._blame_call(inputs, group, progress)
+            raise
+        group.store(self._run)
+        yield from written
+
+    def _elements(self, inputs: InputRows) -> tuple[list[Elements], list[Elements], dict[object, int]]:
+        """Return the elements before the watermark, those behind it, and the hashes of their keys."""
         hash_of = dict[object, int]()
         sides: dict[bool, list[Elements]] = {True: [], False: []}
         for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
@@ -172,12 +196,22 @@ class ElementRunner:
                 hash_of.update(zip(keys, part.column(C.KEY_HASH).to_numpy().tolist(), strict=True))
                 times = part.column(C.TIME).to_pylist() if C.TIME in part.schema.names else None
                 elements.append(Elements(keys, values, times, shape.entry))
-        self._load(group, hash_of, progress)
-        emitted = self._run.run(sides[True], progress, sides[False])
-        # First, since it names the field of a row that is not as it was declared; states keep results, too.
-        written = list(self._written(emitted))
-        group.store(self._run)
-        yield from written
+        return sides[True], sides[False], hash_of
+
+    def _blame_call(self, inputs: InputRows, group: GroupState, progress: Progress) -> None:
+        """Run the micro-batch again to raise the error of the element or timer that emitted a wrong row.
+
+        Nothing is stored yet. A function that does something else this time is not blamed for that.
+        """
+        before, behind, hash_of = self._elements(inputs)
+        try:
+            self._load(group, hash_of, progress)
+            self._run.run_checked(before, progress, behind, lambda emitted: [*self._written(emitted)])
+        except (ElementFailed, TimerFailed) as failure:
+            if isinstance(failure.error, OutputError):
+                raise
+        except Exception:
+            _LOG.debug("the micro-batch did something else when it was run again", exc_info=True)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""

@@ -307,10 +307,11 @@ class KeyedOperator:
             assert rows is not None
             channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
             origin = self.spec.origins[number].describe(channel, sequence)
-            raise self._blame(str(failure), failure.error, **origin) from failure.error
+            raise self._blame(_says(failure), failure.error, **origin) from failure.error
         except TimerFailed as failure:
-            facts = {"timer_ms": failure.timer.time_ms, "time_domain": failure.domain.value}
-            raise self._blame(str(failure), failure.error, **facts) from failure.error
+            timer, clock = failure.timer, failure.domain.value
+            facts = {"key": f"{timer.key!r:.200}", "timer_ms": timer.time_ms, "time_domain": clock}
+            raise self._blame(_says(failure), failure.error, **facts) from failure.error
         except OutputError as error:
             raise self._blame(f"the function {error}", error) from error
         except StateValueError as error:
@@ -354,6 +355,11 @@ class KeyedOperator:
         if self._mapped is None or self._mapped.folder != folder:
             self._mapped = MappedBases(folder)
         return BaseFiles(self._mapped, here.number, here.pinned)
+
+
+def _says(failure: ElementFailed | TimerFailed) -> str:
+    error = failure.error
+    return f"the function {error}" if isinstance(error, OutputError) else str(failure)
 
 
 def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:

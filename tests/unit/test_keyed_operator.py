@@ -22,6 +22,7 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_b
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_values import is_of_kind
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.failures import classify
 from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing, spark_hash_int
 from flinkish_spark.runtime.keyed_operator import (
@@ -402,6 +403,72 @@ def test_a_wrong_row_is_refused_with_field_and_value(row, says):
     with pytest.raises(OperatorFailed, match="totals") as failed:
         run(operator(Emits(row)), [frame([("a", 1)])], State())
     assert says in str(failed.value)
+
+
+class EmitsItsAmount(KeyedProcessFunction):
+    """A wrong value where the amount is 13, to one output or the other; from a timer for amounts of 20."""
+
+    def __init__(self, side=None):
+        self.side = side
+
+    def process_element(self, value, ctx):
+        wrong = "unlucky" if value.amount == 13 else value.amount
+        if self.side is not None:
+            ctx.output(self.side, (wrong,))
+        elif value.amount == 20:
+            ctx.timer_service().register_processing_time_timer(0)
+        else:
+            yield value.user, 0, None
+            yield value.user, wrong, None
+
+    def on_timer(self, time_ms, ctx):
+        yield ctx.get_current_key(), "late", None
+
+
+AMOUNTS = OutputTag("amounts", "amount LONG")
+
+
+@pytest.mark.parametrize("side", [None, AMOUNTS])
+def test_a_wrong_row_names_the_record_that_it_came_from(side):
+    op = operator(EmitsItsAmount(side), sides=(AMOUNTS,), is_behind_operator=True)
+    frames = [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("b", 13), ("c", 1)], channel=2, start=40)]
+    state = State()
+    with pytest.raises(OperatorFailed) as failed:
+        run(op, frames, state)
+    facts = json.loads(str(failed.value).split(" ", 1)[1])
+    name, where = ("total", "") if side is None else ("amount", "to the side output 'amounts': ")
+    says = f"the function {where}emitted a wrong value: field '{name}' of type int64 cannot hold 'unlucky'"
+    assert facts.pop("error").startswith(says)
+    assert facts == {"uid": "totals", "topic": "orders", "partition": 2, "offset": 41}
+    assert not state.exists
+
+
+def test_a_wrong_row_of_a_timer_names_the_key_and_the_time():
+    op, state = operator(EmitsItsAmount()), State()
+    run(op, [frame([("a", 20)])], state)
+    with pytest.raises(OperatorFailed) as failed:
+        run(op, [control(C.Kind.WAKE)], state)
+    facts = json.loads(str(failed.value).split(" ", 1)[1])
+    assert "field 'total' of type int64 cannot hold 'late'" in facts.pop("error")
+    assert facts == {"uid": "totals", "key": "'a'", "timer_ms": 0, "time_domain": "PROCESSING_TIME"}
+    assert "failed at the timer with key 'a', timer_ms 0" in str(classify(failed.value))
+    assert "failed at the timer with key 'a', timer_ms 0" in str(classify(failed.value))
+
+
+class Counts(KeyedProcessFunction):
+    """Not what a function may do: what it emits hangs on itself."""
+
+    calls = 0
+
+    def process_element(self, value, ctx):
+        self.calls += 1
+        yield value.user, "wrong" if self.calls == 1 else 1, None
+
+
+def test_a_wrong_row_that_does_not_come_again_is_refused_without_its_record():
+    with pytest.raises(OperatorFailed, match="cannot hold 'wrong'") as failed:
+        run(operator(Counts()), [frame([("a", 1)])], State())
+    assert "offset" not in str(failed.value)
 
 
 class Stores(KeyedProcessFunction):
