@@ -1,11 +1,13 @@
 """State that was stored with another declaration: what may change, and how its entries become the new ones.
 
 Allowed is what loses nothing by itself and what a program says on purpose: fields that are new (null in what
-is stored), fields that are gone, and types that are wider. Fields are found by their names, at any depth.
-Keys, windows and times never change.
+is stored), fields that are gone, and types that are wider. Fields are found by their names, at any depth, and
+keys of maps may become wider numbers. Keys of the operator, windows and times never change.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -54,8 +56,57 @@ def is_wider(stored: pa.DataType, declared: pa.DataType) -> bool:
     >>> is_wider(pa.int32(), pa.int64()), is_wider(pa.int64(), pa.int32())
     (True, False)
     """
+    return misfit(stored, declared) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The first place, from the outside, where a declared type does not hold what is stored.
+
+    Parameters
+    ----------
+    path
+        From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
+    stored, declared
+        The types there.
+    """
+
+    path: tuple[str, ...]
+    stored: pa.DataType
+    declared: pa.DataType
+
+
+def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> Misfit | None:
+    """Return where a stored type has no place in a declared one; None if every value has its place.
+
+    Examples
+    --------
+    >>> misfit(pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("a", pa.int8())]))).path
+    ('element', 'a')
+    """
     if stored.equals(declared):
-        return True
+        return None
+    kinds = pa.types
+    if kinds.is_list(stored) and kinds.is_list(declared):
+        return misfit(stored.value_type, declared.value_type, (*path, "element"))
+    if kinds.is_map(stored) and kinds.is_map(declared):
+        key, other = stored.key_type, declared.key_type
+        # Wider numbers are equal to what they were, and different ones stay different. Of keys with fields
+        # two might become one.
+        if not key.equals(other) and not _is_wider_number(key, other):
+            return Misfit((*path, "key"), key, other)
+        return misfit(stored.item_type, declared.item_type, (*path, "value"))
+    if kinds.is_struct(stored) and kinds.is_struct(declared):
+        fields = {field.name: field.type for field in stored}
+        common = [field for field in declared if field.name in fields]
+        if not common:
+            return Misfit(path, stored, declared)
+        found = (misfit(fields[field.name], field.type, (*path, field.name)) for field in common)
+        return next((one for one in found if one is not None), None)
+    return None if _is_wider_number(stored, declared) else Misfit(path, stored, declared)
+
+
+def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
     kinds = pa.types
     if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):
         return int(stored.bit_width) <= int(declared.bit_width)
@@ -64,16 +115,6 @@ def is_wider(stored: pa.DataType, declared: pa.DataType) -> bool:
     if kinds.is_decimal(stored) and kinds.is_decimal(declared):
         whole = declared.precision - declared.scale >= stored.precision - stored.scale
         return bool(whole and declared.scale >= stored.scale)
-    if kinds.is_list(stored) and kinds.is_list(declared):
-        return is_wider(stored.value_type, declared.value_type)
-    if kinds.is_map(stored) and kinds.is_map(declared):
-        return bool(stored.key_type.equals(declared.key_type)) and is_wider(
-            stored.item_type, declared.item_type
-        )
-    if kinds.is_struct(stored) and kinds.is_struct(declared):
-        fields = {field.name: field.type for field in stored}
-        common = [field for field in declared if field.name in fields]
-        return bool(common) and all(is_wider(fields[field.name], field.type) for field in common)
     return False
 
 
@@ -86,9 +127,11 @@ def types_text(schema: pa.Schema) -> str:
 
 
 def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
-    if not is_wider(column.type, declared):
+    wrong = misfit(column.type, declared, (name,))
+    if wrong is not None:
+        place = ".".join(wrong.path)
         raise StateMismatch(
-            f"state {layout.name!r}: {name!r} is stored as {column.type} but declared as {declared}, "
+            f"state {layout.name!r}: {place!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
             "which does not hold all of its values; give the field, or the state, another name"
         )
     return column if column.type.equals(declared) else column.cast(declared)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
@@ -84,6 +86,13 @@ V = ValueStateDescriptor
             MapStateDescriptor("s", "STRING", "LONG"),
             {"k": 1},
         ),
+        (MapStateDescriptor("s", "INT", "INT"), {7: 1}, MapStateDescriptor("s", "LONG", "LONG"), {7: 1}),
+        (
+            V("s", "a MAP<DECIMAL(4, 1), INT>, b INT"),
+            ({Decimal("1.5"): 2}, 3),
+            V("s", "a MAP<DECIMAL(9, 3), INT>, b INT"),
+            ({Decimal("1.5"): 2}, 3),
+        ),
     ],
 )
 def test_fields_come_and_go_and_grow(before, value, after, found) -> None:
@@ -99,6 +108,24 @@ def test_fields_come_and_go_and_grow(before, value, after, found) -> None:
         (V("s", "LONG"), 7, V("s", "LONG", ttl=StateTtl(5)), "without a time to live"),
         (V("s", "LONG"), 7, V("t", "LONG"), "'s' is no longer declared .*drop_state"),
         (V("s", "LONG"), 7, V("s", "DOUBLE"), "stored as int64 but declared as double"),
+        (
+            V("s", "orders ARRAY<STRUCT<amount: LONG, at: STRUCT<x: INT>>>, n INT"),
+            ([(5, (1,))], 2),
+            V("s", "orders ARRAY<STRUCT<amount: INT, at: STRUCT<x: INT>>>, n INT"),
+            "'orders.element.amount' is stored as int64 but declared as int32",
+        ),
+        (
+            MapStateDescriptor("s", "STRING", "a LONG, b ARRAY<DATE>"),
+            {"k": (1, [])},
+            MapStateDescriptor("s", "STRING", "a LONG, b ARRAY<STRING>"),
+            "'value.value.b.element' is stored as date32",
+        ),
+        (
+            MapStateDescriptor("s", "LONG", "LONG"),
+            {1: 1},
+            MapStateDescriptor("s", "INT", "LONG"),
+            "'value.key' is stored as int64 but declared as int32",
+        ),
     ],
 )
 def test_what_would_lose_something_is_refused_with_its_field(before, value, after, says) -> None:
@@ -125,7 +152,13 @@ def test_a_time_to_live_may_go() -> None:
     [
         (pa.decimal128(9, 2), pa.decimal128(12, 3), True),
         (pa.decimal128(9, 2), pa.decimal128(9, 3), False),
-        (pa.map_(pa.int32(), pa.int32()), pa.map_(pa.int64(), pa.int32()), False),
+        (pa.map_(pa.int32(), pa.int32()), pa.map_(pa.int64(), pa.int32()), True),
+        (pa.map_(pa.int64(), pa.int32()), pa.map_(pa.int32(), pa.int32()), False),
+        (
+            pa.map_(pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.int8()),
+            pa.map_(pa.struct([("a", pa.int8())]), pa.int8()),
+            False,
+        ),
         (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())]), False),
         (pa.list_(pa.int8()), pa.list_(pa.int16()), True),
         (pa.string(), pa.binary(), False),
