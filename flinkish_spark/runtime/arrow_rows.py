@@ -7,6 +7,7 @@ field a dict. What a function emits is never rounded, cut or converted to fit.
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -92,9 +93,14 @@ def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
         It is no row, or has a field that is not among the names.
     """
     try:
-        return RowForm(names).tuple_of(row)
+        return _form_of(tuple(names)).tuple_of(row)
     except RowError as error:
         raise OutputError(f"emitted {error}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _form_of(names: tuple[str, ...]) -> RowForm:
+    return RowForm(names)
 
 
 class RowWriter:
