@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pyspark.sql import types as T
 
@@ -25,6 +25,19 @@ from flinkish_spark.windows.spec import WindowSpec
 if TYPE_CHECKING:
     from flinkish_spark.datastream import DataStream
     from flinkish_spark.environment import StreamExecutionEnvironment
+
+
+class IntervalSettings(TypedDict, total=False):
+    """What an interval join may be told beside its bounds; see :meth:`JoinedStreams.interval`."""
+
+    lower: Bound
+    upper: Bound
+    join_type: JoinType
+    function: ProcessJoinFunction | None
+    output: str | T.StructType | None
+    left_late: OutputTag | None
+    right_late: OutputTag | None
+    max_parallelism: int | None
 
 
 class JoinedStreams:

@@ -55,6 +55,8 @@ class KeyedParts:
         Key groups and their state, if the lineage begins with state of this operator.
     markers
         Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    name
+        What errors call it beside its uid; empty if nobody has said one.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -63,6 +65,7 @@ class KeyedParts:
     sides: Sequence[SideNode] = ()
     seed: DataFrame | None = None
     markers: SourceMarkers | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
         origins=tuple(given.origins for given in parts.inputs),
         reporter=parts.number,
+        name=parts.name,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

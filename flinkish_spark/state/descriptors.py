@@ -8,7 +8,7 @@ stored format.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import types as T
 
@@ -16,7 +16,7 @@ from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state.ttl import StateTtl
 
 if TYPE_CHECKING:
-    from flinkish_spark.functions import AggregateFunction, ReduceFunction
+    from flinkish_spark.functions import AggregateFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,13 @@ class MapStateDescriptor:
         return T.MapType(parse_ddl(self.key_type), parse_ddl(self.value_type))
 
 
+class Reducer(Protocol):
+    """What reduces: a :class:`~flinkish_spark.ReduceFunction`, or any object with this method."""
+
+    def reduce(self, first: Any, second: Any) -> Any:
+        """Return the value that stands for both."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReducingStateDescriptor:
     """Name, function and type of a :class:`~flinkish_spark.state.ReducingState`.
@@ -107,7 +114,7 @@ class ReducingStateDescriptor:
     """
 
     name: str
-    reduce: ReduceFunction
+    reduce: Reducer
     value_type: str
     ttl: StateTtl | None = None
 
