@@ -102,7 +102,12 @@ def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, 
     """
     what_to_do = 'give a MapStateDescriptor: broadcast(MapStateDescriptor("rules", "STRING", "LONG"))'
     if not descriptors:
-        raise GraphError("broadcast() got no state", what_to_do=what_to_do)
+        raise GraphError(
+            "broadcast() got no state",
+            why="what every task gets is of use only where a function keeps it for the records of another "
+            "stream; a function of this stream alone would emit everything once per task",
+            what_to_do=f"{what_to_do}, and connect a stream with it",
+        )
     for descriptor in descriptors:
         if not isinstance(descriptor, MapStateDescriptor):
             raise GraphError(f"broadcast() got a {type(descriptor).__name__}", what_to_do=what_to_do)

@@ -115,7 +115,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called behind a keyed operator",
                 why="what an operator emits has the time of the record or timer that it was emitted for",
-                what_to_do="call it between the source and key_by()",
+                what_to_do="call it between the source and key_by(); for results with times of their own "
+                "write them to a topic, and read that with a strategy in a chained job",
             )
         node = TimedNode(self._node, strategy)
         self._environment.graph.timed.append(node)

@@ -117,7 +117,7 @@ class RichFunction:
         """
 
     def close(self) -> None:
-        """Give back what `open` made. Called when a worker ends in order, not when it is killed."""
+        """Give back what `open` made. Called when a copy is given up, not when a worker is killed."""
 
 
 class MapFunction(RichFunction, ABC):
@@ -144,15 +144,16 @@ class FilterFunction(RichFunction, ABC):
         """Return whether to keep a record."""
 
 
-class ReduceFunction(Protocol):
-    """Makes one value of two; associative."""
+class ReduceFunction(RichFunction, ABC):
+    """Makes one value of two; associative. `open` is told what there is but no state: its values are that."""
 
+    @abstractmethod
     def reduce(self, first: Any, second: Any) -> Any:
         """Return the value that stands for both; must not change either."""
 
 
-class AggregateFunction(ABC):
-    """Aggregates values in an accumulator.
+class AggregateFunction(RichFunction, ABC):
+    """Aggregates values in an accumulator; opened as a :class:`ReduceFunction` is.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import declare_operator
@@ -24,6 +24,19 @@ from flinkish_spark.windows.spec import WindowSpec
 if TYPE_CHECKING:
     from flinkish_spark.datastream import DataStream
     from flinkish_spark.environment import StreamExecutionEnvironment
+
+
+class IntervalSettings(TypedDict, total=False):
+    """What an interval join may be told beside its bounds; see :meth:`JoinedStreams.interval`."""
+
+    lower: Bound
+    upper: Bound
+    join_type: JoinType
+    function: ProcessJoinFunction | None
+    output: OutputType | None
+    left_late: OutputTag | None
+    right_late: OutputTag | None
+    max_parallelism: int | None
 
 
 class JoinedStreams:

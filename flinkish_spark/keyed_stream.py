@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from flinkish_spark.aggregates import (
     AggregateColumn,
@@ -29,7 +29,7 @@ from flinkish_spark.graph.operator_factories import (
 )
 from flinkish_spark.graph.output_types import aggregate_output, inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
-from flinkish_spark.joined_streams import JoinedStreams
+from flinkish_spark.joined_streams import IntervalSettings, JoinedStreams
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.state import StateTtl
@@ -349,9 +349,17 @@ class KeyedStream:
         """
         return JoinedStreams(self._environment, self._entry, self._other(other, "join"))
 
-    def interval_join(self, other: KeyedStream, *, lower_ms: int, upper_ms: int, uid: str) -> DataStream:
-        """Join elements whose event times are near; :meth:`JoinedStreams.interval` has more to say."""
-        return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid)
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        lower_ms: int,
+        upper_ms: int,
+        uid: str,
+        **more: Unpack[IntervalSettings],
+    ) -> DataStream:
+        """Join elements whose event times are near: what :meth:`JoinedStreams.interval` does and takes."""
+        return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
 
     def _other(self, other: Any, method: str) -> KeyedEntry:
         if not isinstance(other, KeyedStream):

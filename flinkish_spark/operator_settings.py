@@ -29,27 +29,32 @@ class OperatorSettings:
     _node: StreamNode
 
     def name(self, name: str) -> Self:
-        """Say what errors call a function of `map`, `flat_map`, `filter` or `process` without a key.
+        """Say what errors call the function that made the stream.
+
+        A keyed operator has its uid beside it, by which its state is found; what its functions see as
+        `get_task_name` is the name. Of a source a name is a note for who reads the program.
 
         Raises
         ------
         GraphError
-            It is no name, or the stream comes from something else: sources and keyed operators are called by
-            their uid.
+            It is no name, or nothing that has one made the stream: a union, a transform.
         """
         if not isinstance(name, str) or not name:
             raise GraphError(
                 f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
             )
         settings = self._settings()
-        if settings is None:
+        if settings is not None:
+            settings.name = name
+        elif isinstance(self._node, KeyedNode | SourceNode):
+            self._environment.graph.names[self._node.uid] = name
+        else:
             raise GraphError(
                 f"name({name!r}) was called on {self._what()}",
-                why="only a function of map(), flat_map(), filter() or process() is called by a name; "
-                "sources, keyed operators and sinks are called by their uid",
-                what_to_do="leave it out",
+                why="a source has a name, and what map(), flat_map(), filter() or process() made, or an "
+                "operator on a keyed stream",
+                what_to_do="call it right behind one of these, or leave it out",
             )
-        settings.name = name
         return self
 
     def uid(self, uid: str) -> Self:

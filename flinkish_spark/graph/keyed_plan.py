@@ -58,6 +58,8 @@ class KeyedParts:
         Key groups and their state, if the lineage begins with state of this operator.
     markers
         Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    name
+        What errors call it beside its uid; empty if nobody has said one.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -66,6 +68,7 @@ class KeyedParts:
     sides: Sequence[SideNode] = ()
     seed: DataFrame | None = None
     markers: SourceMarkers | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         origins=tuple(given.origins for given in parts.inputs),
         reporter=parts.number,
         base_policy=BASE_POLICY,
+        name=parts.name,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

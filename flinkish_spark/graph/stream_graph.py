@@ -141,6 +141,8 @@ class StreamGraph:
     sides: list[SideNode] = field(default_factory=list)
     timed: list[TimedNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
+    #: What sources and operators are called beside their uid, by that.
+    names: dict[str, str] = field(default_factory=dict)
 
     def check_uid(self, uid: str) -> str:
         """Return `uid` if it is usable and new.

@@ -9,6 +9,7 @@ from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
+from flinkish_spark.operators.rich_parts import close_part, open_part
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
@@ -43,7 +44,8 @@ class ReduceOperator(_WithoutTimers):
         self._descriptor = ValueStateDescriptor(_REDUCED, input_type, ttl=ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the state."""
+        """Declare the state, and open the function."""
+        open_part(self._given, states.uid, states.max_parallelism)
         self._state = states.get_state(self._descriptor)
         self._reduce = getattr(self._given, "reduce", self._given)
         self._named = self._element.naming()
@@ -57,6 +59,10 @@ class ReduceOperator(_WithoutTimers):
         reduced = value if before is None else self._reduce(self._named(before), value)
         self._state.update(reduced)
         return (reduced,)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(self._given)
 
 
 class AggregateOperator(_WithoutTimers):
@@ -78,7 +84,8 @@ class AggregateOperator(_WithoutTimers):
         self._descriptor = AggregatingStateDescriptor(_AGGREGATED, aggregate, accumulator_type, ttl)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        """Declare the state."""
+        """Declare the state, and open the function."""
+        open_part(self._descriptor.aggregate, states.uid, states.max_parallelism)
         self._state = states.get_aggregating_state(self._descriptor)
 
     def processors(self) -> tuple[Processor, ...]:
@@ -89,3 +96,7 @@ class AggregateOperator(_WithoutTimers):
         self._state.add(value)
         result = self._state.get()
         return None if result is None else (result,)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(self._descriptor.aggregate)

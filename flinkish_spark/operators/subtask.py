@@ -21,15 +21,18 @@ class Subtask:
         Its number, from 0, and how many there are; None where nobody in a worker knows.
     attempt
         How often Spark has begun this task before, in its micro-batch.
+    name
+        What the operator is called beside its uid; empty without a name.
     """
 
     index: int = 0
     parallelism: int | None = 1
     attempt: int = 0
+    name: str = ""
 
 
 #: Subtasks of the operator that has its turn: PySpark does not tell how many tasks there are.
-_PARALLELISM: ContextVar[int | None] = ContextVar("_PARALLELISM", default=None)
+_OPERATOR: ContextVar[tuple[int | None, str]] = ContextVar("_OPERATOR", default=(None, ""))
 _IN_HARNESS: ContextVar[Subtask | None] = ContextVar("_IN_HARNESS", default=None)
 
 
@@ -41,20 +44,20 @@ def current_subtask() -> Subtask:
     task = TaskContext.get()
     if task is None:
         return Subtask()
-    number, parallelism = task.partitionId(), _PARALLELISM.get()
+    number, (parallelism, name) = task.partitionId(), _OPERATOR.get()
     # In one stage with other operators its tasks may have higher numbers.
     index = number if parallelism is None else number % parallelism
-    return Subtask(index, parallelism, task.attemptNumber())
+    return Subtask(index, parallelism, task.attemptNumber(), name)
 
 
 @contextmanager
-def running_in(parallelism: int) -> Iterator[None]:
+def running_in(parallelism: int, name: str = "") -> Iterator[None]:
     """Let functions that are called within see how many subtasks there are; their number is the task's."""
-    token = _PARALLELISM.set(parallelism)
+    token = _OPERATOR.set((parallelism, name))
     try:
         yield
     finally:
-        _PARALLELISM.reset(token)
+        _OPERATOR.reset(token)
 
 
 @contextmanager
@@ -131,11 +134,11 @@ class SubtaskFacts:
         return self._subtask().attempt
 
     def get_task_name(self) -> str:
-        """Return what errors call the operator: its uid, or its name."""
-        return self.uid
+        """Return what errors call the operator: its name, else its uid."""
+        return self._subtask().name or self.uid
 
     def get_task_name_with_subtasks(self) -> str:
         """Return the name with the current subtask, counted from 1: ``totals (1/4)``."""
         subtask = self._subtask()
         total = "?" if subtask.parallelism is None else subtask.parallelism
-        return f"{self.uid} ({subtask.index + 1}/{total})"
+        return f"{self.get_task_name()} ({subtask.index + 1}/{total})"

@@ -48,6 +48,13 @@ class WindowContents(ABC):
         """Give one slot's content to another, behind what that has."""
 
 
+def part_of(computation: WindowComputation) -> object:
+    """Return what reduces or aggregates elements; None where all of them are kept."""
+    if isinstance(computation, ReduceWindow):
+        return computation.reduce
+    return computation.aggregate if isinstance(computation, AggregateWindow) else None
+
+
 def contents_of(
     computation: WindowComputation, input_type: ElementType, evictor: Evictor | None
 ) -> WindowContents:

@@ -14,8 +14,9 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain, Time
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.merging_windows import MERGING_WINDOWS, Merge, MergingWindowSet
+from flinkish_spark.operators.rich_parts import close_part, open_part
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_contents import CONTENTS, contents_of
+from flinkish_spark.operators.window_contents import CONTENTS, contents_of, part_of
 from flinkish_spark.operators.window_contexts import (
     FiringContext,
     FunctionStates,
@@ -92,6 +93,7 @@ class WindowOperator(KeyedStreamOperator):
         self._trigger = spec.actual_trigger
         self._contents = contents_of(computation, input_type, spec.evictor)
         self._function = computation.process if isinstance(computation, ProcessWindow) else computation.then
+        self._part = part_of(computation)
         self._is_event_time = spec.assigner.clock is TimeDomain.EVENT_TIME
 
     # -- the operator's side ------------------------------------------------------------------------
@@ -101,6 +103,7 @@ class WindowOperator(KeyedStreamOperator):
         #: The current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
+        open_part(self._part, states.uid, states.max_parallelism)
         self._contents.open(states)
         self._results.open(states)
         self._kept = states.tables[CONTENTS]
@@ -147,7 +150,8 @@ class WindowOperator(KeyedStreamOperator):
             self._register_cleanup(window)
 
     def close(self) -> None:
-        """Close the function."""
+        """Close the functions."""
+        close_part(self._part)
         if self._function is not None:
             self._function.close()
 

@@ -45,6 +45,7 @@ from flinkish_spark.runtime.broadcast_runners import (
     UnkeyedBroadcast,
     UnkeyedBroadcastRunner,
 )
+from flinkish_spark.runtime.closing import close_with
 from flinkish_spark.runtime.group_runners import (
     ElementRunner,
     GroupRunner,
@@ -120,6 +121,8 @@ class KeyedOperatorSpec:
         Its number among those who report to the driver.
     base_policy
         When a key group's entries move out of its state value.
+    name
+        What errors call it beside its uid.
     """
 
     uid: str
@@ -133,6 +136,7 @@ class KeyedOperatorSpec:
     reporter: int = 0
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
     base_policy: BasePolicy = field(default_factory=BasePolicy)
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class KeyedOperator:
         if partition is not None:
             out = list(self._passed_on(frame, partition))
         else:
-            with running_in(len(self.spec.barrier_routes)):
+            with running_in(len(self.spec.barrier_routes), self.spec.name):
                 if route in self.spec.broadcast_routes:
                     out = self._broadcast(self.spec.broadcast_routes[route], frame, state)
                 else:
@@ -326,7 +330,9 @@ class KeyedOperator:
             raise self._blame(f"{type(error).__name__}: {error}", error) from error
 
     def _blame(self, says: str, error: Exception, **facts: Any) -> OperatorFailed:
-        told = {"uid": self.spec.uid, **facts, "error": says}
+        uid, name = self.spec.uid, self.spec.name
+        named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
+        told = {"uid": uid, **named, **facts, "error": says}
         return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
 
     def _opened(self) -> GroupRunner:
@@ -335,6 +341,7 @@ class KeyedOperator:
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
             self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
+            close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner
 

@@ -9,7 +9,7 @@ name and types are part of the stored format, which knows DDL only and nothing o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import types as T
 
@@ -19,7 +19,7 @@ from flinkish_spark.runtime.hinted_types import Made, NoSuchType, StateType, dec
 from flinkish_spark.state.ttl import StateTtl
 
 if TYPE_CHECKING:
-    from flinkish_spark.functions import AggregateFunction, ReduceFunction
+    from flinkish_spark.functions import AggregateFunction
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -130,6 +130,13 @@ class MapStateDescriptor:
         return T.MapType(parse_ddl(self.key_type), parse_ddl(self.value_type))
 
 
+class Reducer(Protocol):
+    """What reduces: a :class:`~flinkish_spark.ReduceFunction`, or any object with this method."""
+
+    def reduce(self, first: Any, second: Any) -> Any:
+        """Return the value that stands for both."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class ReducingStateDescriptor:
     """Name, function and type of a :class:`~flinkish_spark.state.ReducingState`.
@@ -141,14 +148,14 @@ class ReducingStateDescriptor:
     """
 
     name: str
-    reduce: ReduceFunction
+    reduce: Reducer
     value_type: str
     ttl: StateTtl | None = None
 
     def __init__(
         self,
         name: str,
-        reduce: ReduceFunction,
+        reduce: Reducer,
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:

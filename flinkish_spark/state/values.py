@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 if TYPE_CHECKING:
-    from flinkish_spark.functions import AggregateFunction, ReduceFunction
+    from flinkish_spark.functions import AggregateFunction
+    from flinkish_spark.state.descriptors import Reducer
 
 V = TypeVar("V")
 
@@ -77,7 +78,7 @@ class ReducingState(Generic[V]):
 
     __slots__ = ("_reduce", "_scope", "_table")
 
-    def __init__(self, scope: KeyScope, table: StateTable, reduce: ReduceFunction) -> None:
+    def __init__(self, scope: KeyScope, table: StateTable, reduce: Reducer) -> None:
         self._scope, self._table, self._reduce = scope, table, reduce.reduce
 
     def add(self, value: V) -> None:

@@ -107,7 +107,8 @@ class ProgramHarness:
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:
-            made = ProgramOperator(node, graph.sides_of(node), frames, parallelism)
+            name = graph.names.get(node.uid, "")
+            made = ProgramOperator(node, graph.sides_of(node), frames, parallelism, name)
             self._operators.append(made)
             frames |= made.frames
         self._main = _ways(stream._node, frames)

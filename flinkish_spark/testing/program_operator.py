@@ -22,6 +22,7 @@ from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
 from flinkish_spark.operators.subtask import Subtask, running_as
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import to_values
+from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows
 from flinkish_spark.runtime.keyed_operator import Origins, runner_of
@@ -69,6 +70,8 @@ class ProgramOperator:
         Columns of what is in front, by identity of the node.
     parallelism
         Number of subtasks; key group g is in subtask g modulo that.
+    name
+        What the program calls it beside its uid.
 
     Raises
     ------
@@ -82,8 +85,9 @@ class ProgramOperator:
         sides: Sequence[SideNode],
         frames: Mapping[int, T.StructType],
         parallelism: int,
+        name: str = "",
     ) -> None:
-        self.node, self._sides, self._parallelism = node, tuple(sides), parallelism
+        self.node, self._sides, self._parallelism, self._name = node, tuple(sides), parallelism, name
         self._inputs = [
             _input(node, number, way_of(leg, frames[id(leg.base)]))
             for number, entry in enumerate(node.entries)
@@ -156,11 +160,7 @@ class ProgramOperator:
     def close(self) -> None:
         """Close the functions."""
         for operator in self._operators:
-            closed: Any = getattr(operator, "close", None) or getattr(
-                getattr(operator, "function", None), "close", None
-            )
-            if closed is not None:
-                closed()
+            close_operator(operator, self.node.uid)
 
     def group_states(self) -> Iterator[GroupState]:
         """Yield what is stored of each key group."""
@@ -280,7 +280,7 @@ class ProgramOperator:
         }
 
     def _subtask(self, index: int) -> Subtask:
-        return Subtask(index, self._parallelism)
+        return Subtask(index, self._parallelism, name=self._name)
 
 
 def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:

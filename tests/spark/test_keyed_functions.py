@@ -24,6 +24,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.aggregates import AggregateColumn, Emit, Fold
 from flinkish_spark.operators.vectorized import count_by_key, sum_by_key
+from flinkish_spark.stream_functions import CoProcessFunction
 from tests.support import await_that, environment, rows
 
 pytestmark = pytest.mark.timeout(600)
@@ -139,12 +140,39 @@ SECOND = [("ben", 5, None), ("ann", 10, None), (None, 1, ["z"])]
 
 
 class Now(KeyedProcessFunction):
+    """Says what it is told of time and of its task; notes when it is opened and closed."""
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def open(self, context: Any) -> None:
+        self.context = context
+        self.note("open")
+
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        yield value.user, ctx.timer_service().current_processing_time()
+        c = self.context
+        subtask = (c.get_index_of_this_subtask(), c.get_number_of_parallel_subtasks(), c.get_attempt_number())
+        yield value.user, ctx.timer_service().current_processing_time(), *subtask, c.get_task_name()
+
+    def close(self) -> None:
+        self.note("close")
+
+    def note(self, what: str) -> None:
+        with open(self.notes, "a") as notes:
+            notes.write(f"{what}\n")
 
 
-def test_processing_time_is_that_of_sparks_log(spark: Any, tmp_path: Any) -> None:
-    """So it is the same in every task, and again when a micro-batch is run again."""
+class Sides(CoProcessFunction):
+    def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield "first", value.user
+
+    def process_element2(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield "second", value.user
+        ctx.output(BIG, (value.user, 1))
+
+
+def test_what_a_function_is_told_of_time_and_of_its_task(spark: Any, tmp_path: Any) -> None:
+    """Processing time is that of Spark's log: the same in every task, and when a micro-batch is run again."""
     users = [{"user": f"u{n}"} for n in range(20)]
     feed(tmp_path / "in", "0", users)
     env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
@@ -152,7 +180,13 @@ def test_processing_time_is_that_of_sparks_log(spark: Any, tmp_path: Any) -> Non
         spark.readStream.schema("user STRING").json(str(tmp_path / "in")), uid="files"
     )
     sink = memory(tmp_path, "now")
-    stream.key_by("user").process(Now(), output="user STRING, now LONG", uid="now").sink_to(sink, uid="out")
+    told = "user STRING, now LONG, at INT, of INT, attempt INT, name STRING"
+    now = stream.key_by("user").process(Now(f"{tmp_path}/notes"), output=told, uid="now").name("here and now")
+    now.sink_to(sink, uid="out")
+    sides = stream.connect(stream).process(Sides(), output="side STRING, user STRING")
+    both, seconds = memory(tmp_path, "both"), memory(tmp_path, "seconds")
+    sides.sink_to(both, uid="both")
+    sides.get_side_output(BIG).sink_to(seconds, uid="seconds")
     client = env.execute_async()
     await_that(lambda: rows(client, "out") == 20, client)
     feed(tmp_path / "in", "1", users)
@@ -164,6 +198,15 @@ def test_processing_time_is_that_of_sparks_log(spark: Any, tmp_path: Any) -> Non
     logged = {json.loads(entry)["batchTimestampMs"] for entry in entries}
     seen = [row["now"] for row in sink.rows()]
     assert len(set(seen)) == 2 and set(seen) < logged
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
+    places = {(row["at"], row["of"], row["attempt"], row["name"]) for row in sink.rows()}
+    assert places == {(at, partitions, 0, "here and now") for at in range(partitions)}
+    notes = (tmp_path / "notes").read_text().split()
+    assert notes.count("open") == notes.count("close") >= 2
+    users = [record["user"] for record in users] * 2
+    expected = sorted((side, user) for side in ("first", "second") for user in users)
+    assert sorted(map(tuple, both.rows())) == expected
+    assert sorted(row["who"] for row in seconds.rows()) == sorted(users)
 
 
 def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any) -> None:

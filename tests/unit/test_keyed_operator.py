@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -504,6 +505,27 @@ def test_a_wrong_value_for_a_state_is_the_function_s_fault(total, seen, says):
     with pytest.raises(OperatorFailed, match=re.escape(USER_FUNCTION_MARKER)) as failed:
         run(operator(Stores(total, seen)), [frame([("a", 1)])], State())
     assert says in str(failed.value) and '"uid": "totals"' in str(failed.value)
+
+
+def test_errors_call_an_operator_by_its_name_too():
+    named = KeyedOperator(replace(operator(Emits((1, 2, 3))).spec, name="running totals"))
+    with pytest.raises(OperatorFailed, match=r"the function of operator 'totals' \(running totals\)"):
+        run(named, [frame([("a", 1)])], State())
+
+
+def test_a_function_is_closed_when_a_task_gives_its_operator_up():
+    closed = []
+
+    class Closing(Emits):
+        def close(self):
+            closed.append(True)
+
+    used = operator(Closing({"user": "a"}))
+    run(used, [frame([("a", 1)])], State())
+    assert not closed
+    del used
+    gc.collect()
+    assert closed == [True]
 
 
 def test_a_dict_and_a_missing_field_are_fine():

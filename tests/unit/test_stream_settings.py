@@ -74,10 +74,12 @@ def test_a_function_may_be_named_behind_its_call(orders: DataStream) -> None:
     assert function_of(mapped.uid("shout")).settings.name == "shout"
 
 
-def test_sources_and_keyed_operators_are_called_by_their_uid(orders: DataStream) -> None:
+def test_sources_and_keyed_operators_have_a_name_beside_their_uid(orders: DataStream) -> None:
     totals = keyed(orders)
-    for stream in (orders, totals, orders.rebalance(), orders.transform(lambda frame: frame)):
-        with pytest.raises(GraphError, match=r"called by their uid.*leave it out"):
+    assert orders.name("all orders") is orders and totals.name("running totals") is totals
+    assert totals._environment.graph.names == {"orders": "all orders", "totals": "running totals"}
+    for stream in (orders.rebalance(), orders.transform(lambda frame: frame), orders.union(orders)):
+        with pytest.raises(GraphError, match=r"name\('nice'\) was called on a stream.*leave it out"):
             stream.name("nice")
     for wrong in ("", None, 5):
         with pytest.raises(GraphError, match=r"name\(\) got"):
