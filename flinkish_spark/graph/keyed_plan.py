@@ -27,8 +27,9 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.group_runners import Distribution, InputShape, RowShape
 from flinkish_spark.runtime.key_groups import Routing
-from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec, StatefulOperator
+from flinkish_spark.runtime.keyed_operator import KeyedOperator, KeyedOperatorSpec
 from flinkish_spark.runtime.list_state_runner import Checkpointed
+from flinkish_spark.runtime.opened_operators import StatefulOperator
 from flinkish_spark.runtime.row_blocks import (
     EMITTED,
     BlockUnpacker,

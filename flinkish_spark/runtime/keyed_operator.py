@@ -22,48 +22,38 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.errors import InternalError
-from flinkish_spark.operators.broadcast_operators import KeyedBroadcastOperator
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
 from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, GroupState, NoBases
-from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.subtask import running_in
 from flinkish_spark.operators.table_codec import StateValueError
-from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.operators.vectorized_windows import WindowFold
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
-from flinkish_spark.runtime.batch_runner import BatchRunner
 from flinkish_spark.runtime.broadcast_runners import (
     KeyedBroadcastRunner,
-    UnkeyedBroadcast,
     UnkeyedBroadcastRunner,
 )
 from flinkish_spark.runtime.closing import close_with
 from flinkish_spark.runtime.group_runners import (
-    ElementRunner,
     GroupRunner,
     InputRows,
     OutRows,
     RowShape,
 )
-from flinkish_spark.runtime.list_state_runner import Checkpointed, ListStateRunner
+from flinkish_spark.runtime.list_state_runner import ListStateRunner
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
+from flinkish_spark.runtime.opened_operators import StatefulOperator, runner_of
 from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
-from flinkish_spark.runtime.window_runner import WindowRunner
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 R = TypeVar("R")
-StatefulOperator = (
-    KeyedStreamOperator | VectorizedProcessFunction | WindowFold | UnkeyedBroadcast | Checkpointed
-)
 
 #: Opens the message of an error that a user's function caused; the supervisor looks for it.
 USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
@@ -371,22 +361,6 @@ class KeyedOperator:
 def _says(failure: ElementFailed | TimerFailed) -> str:
     error = failure.error
     return f"the function {error}" if isinstance(error, OutputError) else str(failure)
-
-
-def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
-    """Return the opened operator."""
-    settings = uid, max_parallelism, shape
-    if isinstance(operator, VectorizedProcessFunction):
-        return BatchRunner(operator, *settings)
-    if isinstance(operator, WindowFold):
-        return WindowRunner(operator, *settings)
-    if isinstance(operator, UnkeyedBroadcast):
-        return UnkeyedBroadcastRunner(operator, *settings)
-    if isinstance(operator, Checkpointed):
-        return ListStateRunner(operator, *settings)
-    if isinstance(operator, KeyedBroadcastOperator):
-        return KeyedBroadcastRunner(operator, *settings)
-    return ElementRunner(operator, *settings)
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:

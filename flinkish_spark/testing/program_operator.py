@@ -25,7 +25,8 @@ from flinkish_spark.runtime.arrow_rows import to_values
 from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows
-from flinkish_spark.runtime.keyed_operator import Origins, runner_of
+from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.opened_operators import runner_of
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order
 from flinkish_spark.testing.program_steps import Way, blaming, fields_of, frame_type, way_of
 
