@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import types as T
 
-from flinkish_spark.aggregates import AggregateColumn
+from flinkish_spark.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.graph.keyed_input import Sent, folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.group_state import BasePolicy
@@ -27,7 +27,7 @@ class FoldHarness(ColumnsHarness):
     spec
         Which windows.
     columns
-        The folds.
+        The folds, or which elements come out.
     input_type
         Fields of the elements, as DDL.
     key
@@ -51,7 +51,7 @@ class FoldHarness(ColumnsHarness):
     def __init__(
         self,
         spec: WindowSpec,
-        columns: Sequence[AggregateColumn],
+        columns: Sequence[AggregateColumn] | ElementChoice,
         input_type: str,
         key: str,
         *,
@@ -65,7 +65,8 @@ class FoldHarness(ColumnsHarness):
         assert isinstance(schema, T.StructType)
         at = schema.names.index(key)
         whole = whole_records(schema, at)
-        sent = folding_windows(FoldingWindows(spec, tuple(columns)), uid, schema, [key], whole)
+        computed = columns if isinstance(columns, ElementChoice) else tuple(columns)
+        sent = folding_windows(FoldingWindows(spec, computed), uid, schema, [key], whole)
         folded, late = sent.folded, spec.late_output
         assert folded is not None
         assert isinstance(folded.operator, WindowFold)
