@@ -155,7 +155,8 @@ def _in_python(timed, work, engine, mode):
     module, in_rows, in_pandas = _PEERS[work]
     if work != "sum":
         # A number made in the JVM costs Python nothing; a timestamp has to be converted for each record.
-        timed = timed.select("user", F.unix_millis("at").alias("at_ms"), "amount")
+        at = "at" if engine == "per-key" else F.unix_millis("at").alias("at_ms")
+        timed = timed.select("user", at, "amount")
     users, of_time = timed.groupBy("user"), "None" if work == "sum" else "EventTime"
     if engine == "per-key":
         timeout = GroupStateTimeout.NoTimeout if work == "sum" else GroupStateTimeout.EventTimeTimeout
@@ -174,6 +175,7 @@ _STORE = {
 
 
 def _theirs(spark, args, folder, work, engine):
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
     for name, value in _STORE.items():
         spark.conf.set(f"spark.sql.streaming.stateStore.{name}", value)
     frame = (

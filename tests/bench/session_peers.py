@@ -11,6 +11,8 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.bench.frame_times import times_ms
+
 GAP_MS = 5_000
 STATE = "begins LONG, ends LONG, total LONG"
 OUTPUT = "user STRING, begins LONG, total LONG"
@@ -20,7 +22,7 @@ def _sessions(frames, opened):
     """Return the sessions that are over, as columns, and the last one, which is open."""
     frames = list(frames)
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
-    at, amounts = frame["at_ms"].to_numpy(), frame["amount"].to_numpy()
+    at, amounts = times_ms(frame), frame["amount"].to_numpy()
     order = np.argsort(at, kind="stable")
     at, amounts = at[order], amounts[order]
     cuts = np.flatnonzero(np.diff(at) > GAP_MS) + 1

@@ -11,6 +11,8 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.bench.frame_times import times_ms
+
 SIZE_MS, SLIDE_MS = 60_000, 20_000
 #: Where the last window ended that was emitted, and the slices that later ones need.
 STATE = "until LONG, begins ARRAY<LONG>, totals ARRAY<LONG>"
@@ -50,7 +52,7 @@ def _over(until, slices, watermark_ms):
 
 def _add(frames, slices):
     for frame in frames:
-        begins = frame["at_ms"].to_numpy() // SLIDE_MS * SLIDE_MS
+        begins = times_ms(frame) // SLIDE_MS * SLIDE_MS
         found, places = np.unique(begins, return_inverse=True)
         sums = np.zeros(len(found), np.int64)
         np.add.at(sums, places, frame["amount"].to_numpy())

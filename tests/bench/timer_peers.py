@@ -10,13 +10,15 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.bench.frame_times import times_ms
+
 ALARM_MS = 30_000
 STATE = "due LONG"
 OUTPUT = "user STRING, begins LONG, total LONG"
 
 
 def _latest(frames):
-    return max(int(frame["at_ms"].to_numpy().max()) for frame in frames)
+    return max(int(times_ms(frame).max()) for frame in frames)
 
 
 def _frame(user, due):
