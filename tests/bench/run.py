@@ -49,6 +49,8 @@ class Worker:
             stderr=log, text=True, start_new_session=True,
         )  # fmt: skip
         self.variant = variant
+
+    def wait_until_ready(self):
         self._answer()
 
     def run(self, number):
@@ -121,7 +123,12 @@ def produce(broker, args):
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="that count, behind the one that warms up")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="that count, behind the one that warms up and is checked; 0: that one only",
+    )
     parser.add_argument("--events", type=int, help="default: what the group needs, 600,000 for most")
     parser.add_argument("--batch", type=int, help="records of a micro-batch, at most")
     parser.add_argument("--keys", type=int)
@@ -153,7 +160,7 @@ def run_group(name, group, args):
     settings = {what: getattr(args, what) for what in ("events", "batch", "keys", "seed")}
     settings = {**settings, "variants": list(group.variants), "revision": revision(ROOT)}
     results = Results(Path(args.results) / f"{name}.jsonl", settings, args.resume)
-    if len(results.rounds) < args.rounds:
+    if len(results.rounds) < args.rounds or not args.rounds:
         measure(group.variants, results, args)
     if not results.rounds:
         return
@@ -182,6 +189,8 @@ def measure(variants, results, args):
         try:
             for variant in variants:
                 workers.append(Worker(variant, broker, args))
+            for worker in workers:
+                worker.wait_until_ready()
             begun = time.monotonic()
             for worker, _ in _round(workers, 0):
                 say(f"check {worker.variant}: {worker.check(0, orders)}")
