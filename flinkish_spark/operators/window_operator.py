@@ -29,7 +29,7 @@ from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.windows.assigners import MergingWindowAssigner
 from flinkish_spark.windows.spec import ProcessWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
-from flinkish_spark.windows.triggers import TriggerResult
+from flinkish_spark.windows.triggers import EventTimeTrigger, TriggerResult
 
 #: Counts elements that came too late for all their windows and went nowhere.
 LATE_RECORDS_DROPPED = "late_records_dropped"
@@ -95,6 +95,11 @@ class WindowOperator(KeyedStreamOperator):
         self._function = computation.process if isinstance(computation, ProcessWindow) else computation.then
         self._part = part_of(computation)
         self._is_event_time = spec.assigner.clock is TimeDomain.EVENT_TIME
+        #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
+        self._only_waits = type(self._trigger) is EventTimeTrigger
+        #: The timers of the current call, and the slots whose trigger waits among them.
+        self._queues: object = None
+        self._waiting: set[Any] = set()
 
     # -- the operator's side ------------------------------------------------------------------------
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
@@ -167,6 +172,7 @@ class WindowOperator(KeyedStreamOperator):
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
         key, kept, is_taken = scope.key, self._kept.entries, False
         watermark_ms = self._timers.watermark_ms
+        waiting = self._slots_waiting()
         # What ends after this is not over: most windows, which need no closer look.
         over_ms = watermark_ms + 1 - self._spec.allowed_lateness_ms
         if watermark_ms == MAX_WATERMARK_MS:
@@ -179,12 +185,25 @@ class WindowOperator(KeyedStreamOperator):
             scope.slot = slot = (key, window)
             is_new = slot not in kept
             contents.add(value, time_ms)
+            if slot in waiting and window.end_ms > watermark_ms + 1:
+                continue
             result = trigger.on_element(value, time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
                 self._obey(result, window, window)
+            elif self._only_waits:
+                waiting.add(slot)
             if is_new:
                 self._register_cleanup(window)
         return is_taken
+
+    def _slots_waiting(self) -> set[Any]:
+        """Return the slots whose trigger has registered its timer in this call of the key group.
+
+        Only there: what was registered in an earlier one may have been by another program.
+        """
+        if self._queues is not self._timers.queues:
+            self._queues, self._waiting = self._timers.queues, set()
+        return self._waiting
 
     def _place_of(self, window: TimeWindow) -> TimeWindow | None:
         """Return in which window's place the content of a window is; None if the window is gone."""
@@ -284,6 +303,8 @@ class MergingWindowOperator(WindowOperator):
         if not isinstance(spec.assigner, MergingWindowAssigner):
             raise ConfigError(f"{type(spec.assigner).__name__} has no windows that merge")
         self._merging = spec.assigner
+        #: Whether the timer at which a window fires is also the one that cleans it up.
+        self._ends_in_one_timer = self._only_waits and self._is_event_time and spec.allowed_lateness_ms == 0
 
     def _open_windows(self, of_key: KeyedStates) -> None:
         self._stored = of_key.get_list_state(MERGING_WINDOWS)
@@ -309,6 +330,9 @@ class MergingWindowOperator(WindowOperator):
             self._scope.enter(key, place)
             self._contents.add(value, time_ms)
             self._scope.enter(key, actual)
+            if merges and self._ends_in_one_timer:
+                # `on_merge` has registered it; the window is not over, so its end is still to come.
+                continue
             result = self._trigger.on_element(value, time_ms, actual, self._trigger_context)
             self._obey(result, actual, place)
             self._register_cleanup(actual)
@@ -338,7 +362,8 @@ class MergingWindowOperator(WindowOperator):
                 self._context.emit(rows, window.max_timestamp_ms)
             self._scope.enter(key, window)
             self._trigger.clear(window, self._trigger_context)
-            self._delete_cleanup(window)
+            if not self._ends_in_one_timer:
+                self._delete_cleanup(window)
         for place in merge.merged_state_windows:
             self._contents.merge((key, place), (key, merge.state_window))
 

@@ -19,24 +19,14 @@ from flinkish_spark import (
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.sources.kafka import READER_DEFAULTS
 from flinkish_spark.store import LocalStore
+from tests.bench.groups import COPY
 
-#: Variant -> the milliseconds between two checkpoints; None for Spark's own sink.
-VARIANTS = {
-    "copy-kafka-spark": None,
-    "copy-kafka-10s": 10_000,
-    "copy-kafka-1s": 1_000,
-    "copy-delta-spark": None,
-    "copy-delta-10s": 10_000,
-    "copy-delta-1s": 1_000,
-}
-#: For each of ours, whom it is compared with.
-PEERS = {v: f"{v.rpartition('-')[0]}-spark" for v, interval in VARIANTS.items() if interval is not None}
 _PRODUCER = {"linger.ms": "20", "batch.size": "262144"}
 
 
 def run(spark, args, folder, times_of):
     """Copy the topic once; the first micro-batch is left out, as everywhere in the bench."""
-    interval_ms = VARIANTS[args.variant]
+    interval_ms = COPY[args.variant]
     if interval_ms is None:
         return _by_spark(spark, args, folder)
     return _by_us(spark, args, folder, interval_ms, times_of)

@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 
 import flinkish_spark
-
-#: variant -> (source, sink)
-VARIANTS = {
-    "spark-source": ("kafka", "noop"),
-    "door-source": ("flinkish-kafka", "noop"),
-    "spark-sink": ("kafka", "kafka"),
-    "door-sink": ("kafka", "flinkish-kafka"),
-    "door-both": ("flinkish-kafka", "flinkish-kafka"),
-}
+from tests.bench.groups import DOOR
 
 
 def run(spark, args, folder):
     """Copy the topic, or only read it; the first micro-batch is left out, as for the other peers."""
-    source, sink = VARIANTS[args.variant]
+    source, sink = DOOR[args.variant]
     flinkish_spark.register(spark)
     frame = (
         spark.readStream.format(source)

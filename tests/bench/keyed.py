@@ -1,8 +1,9 @@
 """Keyed work in the bench: sums, session windows, sliding windows, timers per key; our ways and Spark's.
 
 A variant is a workload and an engine: `sum-fold`, `session-native`. All read one topic, up to where it ends
-when they start, and write JSON to a topic. What a workload emits differs: Spark's own emit a row per key and
-micro-batch or closed window, ours what Flink emits. That counts against us.
+when they start, with the same fields of its records, and write JSON to a topic. What a workload emits
+differs: Spark's own emit a row per key and micro-batch or closed window, ours what Flink emits. That counts
+against us.
 
 The clock starts when the first micro-batch is over and stops when the last is committed.
 """
@@ -11,9 +12,7 @@ from __future__ import annotations
 
 import time
 
-from pyspark.sql import Row
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from demo.app import RunningTotal
@@ -40,33 +39,24 @@ from flinkish_spark.windows import (
     SlidingEventTimeWindows,
     WithKeyAndWindow,
 )
+from tests.bench import session_peers, sliding_peers, sum_peers, timer_peers
+from tests.bench.groups import LATE_MS, OURS
+from tests.bench.session_peers import GAP_MS
+from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
+from tests.bench.timer_peers import ALARM_MS
 
-#: Engines by workload, ours first. `per-key` is applyInPandasWithState, `tws-*` transformWithState.
-WORKLOADS = {
-    "sum": ("element", "fold", "native", "per-key", "tws-row", "tws-pandas"),
-    "session": ("ours", "fold", "native", "tws-row"),
-    "sliding": ("ours", "fold", "native"),
-    "timers": ("ours", "tws-row", "tws-pandas"),
-}
-VARIANTS = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
-#: What is measured together: name, variants, settings. Millions of keys are too much for the pandas forms.
-GROUPS = (
-    *((work, tuple(f"{work}-{engine}" for engine in engines), {}) for work, engines in WORKLOADS.items()),
-    ("sum-1m", ("sum-element", "sum-fold", "sum-native"), {"keys": 1_000_000}),
-)
-#: Whom each workload is compared with.
-PEERS = {
-    "sum": ("sum-tws-row", "sum-tws-pandas", "sum-native"),
-    "session": ("session-tws-row", "session-native"),
-    "sliding": ("sliding-native",),
-    "timers": ("timers-tws-row", "timers-tws-pandas"),
-}
-_OURS = ("element", "fold", "ours")
-SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
-TOTALS, SUMS = "user STRING, total LONG, orders LONG", "user STRING, begins LONG, total LONG"
+#: What a workload needs of a record. Spark would leave out the rest by itself for its own aggregate only.
+FIELDS = "user STRING, amount LONG"
+TIMED_FIELDS = f"{FIELDS}, at TIMESTAMP"
 WINDOWED = f"user STRING, total LONG, {WINDOW_BOUNDS}"
-#: An event a millisecond, so that a key of ten thousand comes every ten seconds.
-GAP_MS, SIZE_MS, SLIDE_MS, ALARM_MS, LATE_MS = 5_000, 60_000, 20_000, 30_000, 1_000
+
+#: By workload: the peers' module, and their forms with rows and with pandas.
+_PEERS = {
+    "sum": (sum_peers, sum_peers.RowTotal, sum_peers.PandasTotal),
+    "session": (session_peers, session_peers.RowSession, session_peers.PandasSession),
+    "sliding": (sliding_peers, sliding_peers.RowSliding, sliding_peers.PandasSliding),
+    "timers": (timer_peers, timer_peers.RowSilence, timer_peers.PandasSilence),
+}
 
 
 # -- ours ----------------------------------------------------------------------------------------------
@@ -88,18 +78,21 @@ class Silence(KeyedProcessFunction):
     """One timer per key, moved on by each order."""
 
     def open(self, context):
-        self.at = context.get_state(ValueStateDescriptor("at", "LONG"))
+        self.due = context.get_state(ValueStateDescriptor("due", "LONG"))
 
     def process_element(self, order, ctx):
         timers, due_ms = ctx.timer_service(), ctx.timestamp() + ALARM_MS
-        before_ms = self.at.value()
+        before_ms = self.due.value()
         if before_ms is not None:
+            # Of two partitions, one may bring what is older.
+            if before_ms >= due_ms:
+                return
             timers.delete_event_time_timer(before_ms)
         timers.register_event_time_timer(due_ms)
-        self.at.update(due_ms)
+        self.due.update(due_ms)
 
     def on_timer(self, time_ms, ctx):
-        self.at.clear()
+        self.due.clear()
         yield ctx.get_current_key(), time_ms, 0
 
 
@@ -110,7 +103,7 @@ def _ours(spark, args, folder, work, engine, times_of):
     source = KafkaSource(
         args.bootstrap_servers,
         [args.source],
-        value=Json(SCHEMA),
+        value=Json(FIELDS if work == "sum" else TIMED_FIELDS),
         max_offsets_per_trigger=args.batch,
         ending=EndAtLatest(),
     )
@@ -128,7 +121,7 @@ def _ours(spark, args, folder, work, engine, times_of):
 
 def _stream(users, work, engine):
     if work == "timers":
-        return users.process(Silence(), output=SUMS, uid="work")
+        return users.process(Silence(), output=timer_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -142,126 +135,49 @@ def _stream(users, work, engine):
     if engine == "fold":
         columns = AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("orders", Fold.COUNT)
         return users.fold(*columns, uid="work")
-    return users.process(RunningTotal(), output=TOTALS, uid="work")
+    return users.process(RunningTotal(), output=sum_peers.OUTPUT, uid="work")
 
 
 # -- Spark's -------------------------------------------------------------------------------------------
-class RowSession(StatefulProcessor):
-    """The open session of a key, closed by a timer."""
-
-    def init(self, handle):
-        self.handle = handle
-        self.open = handle.getValueState("session", "begins LONG, ends LONG, total LONG")
-
-    def handleInputRows(self, key, rows, timers):
-        begins, ends, total = self.open.get() if self.open.exists() else (None, None, 0)
-        before = ends
-        for row in sorted(rows, key=lambda one: one.at):
-            at = int(row.at.timestamp() * 1000)
-            if ends is not None and at >= ends:
-                yield Row(user=key[0], begins=begins, total=total)
-                begins, total = None, 0
-            begins, ends, total = at if begins is None else begins, at + GAP_MS, total + row.amount
-        if before is not None:
-            self.handle.deleteTimer(before)
-        self.handle.registerTimer(ends)
-        self.open.update((begins, ends, total))
-
-    def handleExpiredTimer(self, key, timers, expired):
-        if self.open.exists():
-            begins, _, total = self.open.get()
-            self.open.clear()
-            yield Row(user=key[0], begins=begins, total=total)
-
-    def close(self):
-        pass
-
-
-class RowSilence(StatefulProcessor):
-    def init(self, handle):
-        self.handle = handle
-        self.at = handle.getValueState("at", "at LONG")
-
-    def handleInputRows(self, key, rows, timers):
-        due = max(int(row.at.timestamp() * 1000) for row in rows) + ALARM_MS
-        if self.at.exists():
-            self.handle.deleteTimer(self.at.get()[0])
-        self.handle.registerTimer(due)
-        self.at.update((due,))
-        return iter(())
-
-    def handleExpiredTimer(self, key, timers, expired):
-        self.at.clear()
-        yield Row(user=key[0], begins=expired.getExpiryTimeInMs(), total=0)
-
-    def close(self):
-        pass
-
-
-class PandasSilence(RowSilence):
-    def handleInputRows(self, key, rows, timers):
-        latest = max(frame["at"].max() for frame in rows)
-        due = int(latest.timestamp() * 1000) + ALARM_MS
-        if self.at.exists():
-            self.handle.deleteTimer(self.at.get()[0])
-        self.handle.registerTimer(due)
-        self.at.update((due,))
-        return iter(())
-
-    def handleExpiredTimer(self, key, timers, expired):
-        import pandas as pd
-
-        self.at.clear()
-        yield pd.DataFrame({"user": [key[0]], "begins": [expired.getExpiryTimeInMs()], "total": [0]})
-
-
-def _per_key(key, frames, state):
-    """The running sum with applyInPandasWithState, a group per key."""
-    import pandas as pd
-
-    total, orders = state.get if state.exists else (0, 0)
-    for frame in frames:
-        total, orders = total + int(frame["amount"].sum()), orders + len(frame)
-    state.update((total, orders))
-    yield pd.DataFrame({"user": [key[0]], "total": [total], "orders": [orders]})
-
-
-def _spark_s(events, work, engine):
-    """Return the frame of one of Spark's ways, and its output mode."""
-    from tests.bench.variants import OUTPUT, PandasTotal, RowTotal
-
-    timed = events.withWatermark("at", f"{LATE_MS} milliseconds")
-    if engine == "native":
-        if work == "sum":
-            totals = events.groupBy("user").agg(F.sum("amount").alias("total"), F.count("*").alias("orders"))
-            return totals, "update"
-        window = F.session_window("at", f"{GAP_MS} milliseconds")
-        if work == "sliding":
-            window = F.window("at", f"{SIZE_MS} milliseconds", f"{SLIDE_MS} milliseconds")
-        sums = timed.groupBy("user", window.alias("w")).agg(F.sum("amount").alias("total"))
-        return sums.select("user", F.unix_millis("w.start").alias("begins"), "total"), "append"
-    if engine == "per-key":
-        state = "total LONG, orders LONG"
-        grouped = events.groupBy("user")
-        done = grouped.applyInPandasWithState(_per_key, OUTPUT, state, "update", GroupStateTimeout.NoTimeout)
-        return done, "update"
+def _native(timed, work):
+    """Return the frame of Spark's own aggregate, which is done in the JVM."""
     if work == "sum":
-        users = events.groupBy("user")
-        if engine == "tws-row":
-            return users.transformWithState(RowTotal(), OUTPUT, "Update", "None"), "update"
-        return users.transformWithStateInPandas(PandasTotal(), OUTPUT, "Update", "None"), "update"
-    users, mode = timed.groupBy("user"), "Append"
-    if engine == "tws-pandas":
-        return users.transformWithStateInPandas(PandasSilence(), SUMS, mode, "EventTime"), "append"
-    processor = RowSession() if work == "session" else RowSilence()
-    return users.transformWithState(processor, SUMS, mode, "EventTime"), "append"
+        return timed.groupBy("user").agg(F.sum("amount").alias("total"), F.count("*").alias("orders"))
+    window = F.session_window("at", f"{GAP_MS} milliseconds")
+    if work == "sliding":
+        window = F.window("at", f"{SIZE_MS} milliseconds", f"{SLIDE_MS} milliseconds")
+    sums = timed.groupBy("user", window.alias("w")).agg(F.sum("amount").alias("total"))
+    return sums.select("user", F.unix_millis("w.start").alias("begins"), "total")
+
+
+def _in_python(timed, work, engine, mode):
+    """Return the frame of one of Spark's ways to keep state in Python."""
+    module, in_rows, in_pandas = _PEERS[work]
+    if work != "sum":
+        # A number made in the JVM costs Python nothing; a timestamp has to be converted for each record.
+        at = "at" if engine == "per-key" else F.unix_millis("at").alias("at_ms")
+        timed = timed.select("user", at, "amount")
+    users, of_time = timed.groupBy("user"), "None" if work == "sum" else "EventTime"
+    if engine == "per-key":
+        timeout = GroupStateTimeout.NoTimeout if work == "sum" else GroupStateTimeout.EventTimeTimeout
+        return users.applyInPandasWithState(module.per_key, module.OUTPUT, module.STATE, mode, timeout)
+    if engine == "tws-row":
+        return users.transformWithState(in_rows(), module.OUTPUT, mode, of_time)
+    return users.transformWithStateInPandas(in_pandas(), module.OUTPUT, mode, of_time)
+
+
+#: What Spark's guides say of a store that is to be fast.
+_STORE = {
+    "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "rocksdb.changelogCheckpointing.enabled": "true",
+    "rocksdb.trackTotalNumberOfRows": "false",
+}
 
 
 def _theirs(spark, args, folder, work, engine):
-    state = "spark.sql.streaming.stateStore."
-    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    spark.conf.set(state + "providerClass", provider)
-    spark.conf.set(state + "rocksdb.changelogCheckpointing.enabled", "true")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    for name, value in _STORE.items():
+        spark.conf.set(f"spark.sql.streaming.stateStore.{name}", value)
     frame = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", args.bootstrap_servers)
@@ -271,8 +187,11 @@ def _theirs(spark, args, folder, work, engine):
         .options(**READER_DEFAULTS)
         .load()
     )
-    events = frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("e")).select("e.*")
-    rows, mode = _spark_s(events, work, engine)
+    fields = FIELDS if work == "sum" else TIMED_FIELDS
+    events = frame.select(F.from_json(F.col("value").cast("string"), fields).alias("e")).select("e.*")
+    timed = events if work == "sum" else events.withWatermark("at", f"{LATE_MS} milliseconds")
+    mode = "update" if work == "sum" else "append"
+    rows = _native(timed, work) if engine == "native" else _in_python(timed, work, engine, mode)
     query = (
         rows.select(F.col("user").alias("key"), F.to_json(F.struct("*")).alias("value"))
         .writeStream.format("kafka")
@@ -298,6 +217,6 @@ def _theirs(spark, args, folder, work, engine):
 def run(spark, args, folder, times_of):
     """Run one variant once."""
     work, _, engine = args.variant.partition("-")
-    if engine in _OURS:
+    if engine in OURS:
         return _ours(spark, args, folder, work, engine, times_of)
     return _theirs(spark, args, folder, work, engine)

@@ -1,7 +1,8 @@
-"""`make bench`: the main job beside native Spark and transformWithState, on one topic.
+"""`make bench`: jobs of ours beside native Spark, applyInPandasWithState and transformWithState, on a topic.
 
-Each variant has a process of its own with a warm session; they run in turn, round after round,
-while the others sit idle. CPU seconds are those of the variant's whole process tree.
+Each variant has a process of its own with a warm session; they run in turn, round after round, while the
+others sit idle. CPU seconds are those of the variant's whole process tree. In round 0, which does not count,
+each variant's output is read back and compared with what the input comes to.
 """
 
 from __future__ import annotations
@@ -11,40 +12,24 @@ import json
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 from kafka import KafkaProducer
-from rich.console import Console
-from rich.table import Table
 
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
-from tests.bench import copying, door, keyed
+from tests.bench import reporting
+from tests.bench.checking import DifferentResultsError, Orders, check, work_of
+from tests.bench.groups import GROUPS, VARIANTS, picked
+from tests.bench.results import Results, revision
 
-MAIN = (
-    "flinkish-kafka",
-    "flinkish-kafka-delta",
-    "native-aggregate",
-    "tws-row",
-    "tws-row-tuned",
-    "tws-pandas",
-)
-#: Variants that are measured together, with what they need; a session of each is warm while they are.
-GROUPS = {
-    "main": (MAIN, {}),
-    "door": (door.VARIANTS, {}),
-    "copy": (copying.VARIANTS, {"events": 6_000_000, "batch": 200_000}),
-    **{
-        name: (variants, {"events": 2_500_000, "batch": 500_000, **settings})
-        for name, variants, settings in keyed.GROUPS
-    },
-}
-VARIANTS = tuple(dict.fromkeys(variant for variants, _ in GROUPS.values() for variant in variants))
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULTS = {"events": 600_000, "batch": 100_000, "keys": 10_000}
 
 
 class Worker:
@@ -64,15 +49,21 @@ class Worker:
             stderr=log, text=True, start_new_session=True,
         )  # fmt: skip
         self.variant = variant
+
+    def wait_until_ready(self):
         self._answer()
 
     def run(self, number):
         before = self._cpu_seconds()
-        self.process.stdin.write(f"run {number}\n")
-        self.process.stdin.flush()
-        answer = self._answer()
+        answer = self._ask(f"run {number}")
         answer["cpu_seconds"] = self._cpu_seconds() - before
         return answer
+
+    def check(self, number, orders):
+        """Read back what the run wrote, and compare."""
+        if work_of(self.variant) is None:
+            return "writes nothing, so nothing is compared"
+        return f"{check(self.variant, orders, self._ask(f'check {number}')):,} results, as they should be"
 
     def close(self):
         self.process.stdin.close()
@@ -80,6 +71,11 @@ class Worker:
             child.kill()
         self.process.kill()
         self.process.wait()
+
+    def _ask(self, command):
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return self._answer()
 
     def _answer(self):
         for line in self.process.stdout:
@@ -108,23 +104,31 @@ def at_of(number):
 
 
 def produce(broker, args):
+    """Write the input, and return it."""
     rng = random.Random(args.seed)
+    users, amounts = np.empty(args.events, np.int64), np.empty(args.events, np.int64)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=1 << 18)
     for number in range(args.events):
-        user = f"user-{rng.randrange(args.keys)}"
+        user, product, amount = rng.randrange(args.keys), rng.randrange(100), rng.randrange(1000)
+        users[number], amounts[number] = user, amount
         value = (
-            f'{{"user":"{user}","product":"p{rng.randrange(100)}",'
-            f'"amount":{rng.randrange(1000)},"at":"{at_of(number)}"}}'
-        )
+            f'{{"user":"user-{user}","product":"p{product}","amount":{amount},"at":"{at_of(number)}"}}'
+        ).encode()
         # Dealt out evenly, so that every micro-batch has as many events and none is left over.
-        producer.send("bench-orders", key=user.encode(), value=value.encode(), partition=number % 2)
+        producer.send("bench-orders", key=b"user-%d" % user, value=value, partition=number % 2)
     producer.flush()
     producer.close()
+    return Orders(users, amounts, args.batch)
 
 
-def main():
+def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="that count, behind the one that warms up and is checked; 0: that one only",
+    )
     parser.add_argument("--events", type=int, help="default: what the group needs, 600,000 for most")
     parser.add_argument("--batch", type=int, help="records of a micro-batch, at most")
     parser.add_argument("--keys", type=int)
@@ -133,105 +137,86 @@ def main():
     parser.add_argument(
         "--variants", nargs="*", choices=VARIANTS, help="these alone, as a group of their own"
     )
-    parser.add_argument("--directory", default="build/bench")
+    parser.add_argument("--resume", action="store_true", help="go on with the rounds that results/ has")
+    parser.add_argument("--directory", default="build/bench", help="of the broker and the jobs; made anew")
+    parser.add_argument("--results", default="build/bench-results", help="a file of rounds per group, kept")
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
-    args = parser.parse_args()
-    groups = [(tuple(args.variants), {})] if args.variants else [GROUPS[name] for name in args.groups]
-    for variants, settings in groups:
-        known = {"events": 600_000, "batch": 100_000, "keys": 10_000, **settings}
-        given = {name: value for name, value in vars(args).items() if value is not None}
-        run_group(argparse.Namespace(**{**known, **given, "variants": list(variants)}))
+    return parser.parse_args()
 
 
-def run_group(args):
-    """Measure some variants, round by round."""
+def main():
+    args = parse_args()
+    groups = {name: GROUPS[name] for name in args.groups}
+    if args.variants:
+        groups = {"picked": picked(args.variants)}
+    for name, group in groups.items():
+        given = {what: value for what, value in vars(args).items() if value is not None}
+        run_group(name, group, argparse.Namespace(**{**DEFAULTS, **group.settings, **given}))
+
+
+def run_group(name, group, args):
+    """Measure what is not measured yet of a group, and report all of it."""
+    settings = {what: getattr(args, what) for what in ("events", "batch", "keys", "seed")}
+    settings = {**settings, "variants": list(group.variants), "revision": revision(ROOT)}
+    results = Results(Path(args.results) / f"{name}.jsonl", settings, args.resume)
+    if len(results.rounds) < args.rounds or not args.rounds:
+        measure(group.variants, results, args)
+    if not results.rounds:
+        return
+    report = reporting.report_of(group, results.by_variant(group.variants), args.events)
+    title = (
+        f"{name}: {args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys, "
+        f"{len(results.rounds)} rounds"
+    )
+    page = Path(args.results) / name
+    page.with_suffix(".md").write_text(reporting.markdown_of(title, report, group.peers))
+    page.with_suffix(".json").write_text(json.dumps({**settings, **report}, indent=1))
+    reporting.show(title, report, group.peers)
+
+
+def measure(variants, results, args):
+    """Run round after round; the first one warms up, and is the one whose results are checked."""
     shutil.rmtree(args.directory, ignore_errors=True)
     Path(args.directory).mkdir(parents=True)
     with LocalBroker(Path(args.directory) / "broker", jars_dir=args.broker_jars) as broker:
         with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
             admin.create_topic("bench-orders", 2)
-            for variant in args.variants:
+            for variant in variants:
                 admin.create_topic(f"bench-{variant}", 2)
-        produce(broker, args)
-        workers = [Worker(variant, broker, args) for variant in args.variants]
-        results = {variant: [] for variant in args.variants}
+        orders = produce(broker, args)
+        workers = []
         try:
-            for number in range(args.rounds + 1):
-                # Each comes first once in a while, and what one wrote is on the disk before the next begins.
-                first = number % len(workers)
-                for worker in workers[first:] + workers[:first]:
-                    os.sync()
-                    answer = worker.run(number)
-                    print(f"round {number} {worker.variant}: {answer}", file=sys.stderr, flush=True)
-                    if number:  # round 0 warms up
-                        results[worker.variant].append(answer)
+            for variant in variants:
+                workers.append(Worker(variant, broker, args))
+            for worker in workers:
+                worker.wait_until_ready()
+            begun = time.monotonic()
+            for worker, _ in _round(workers, 0):
+                say(f"check {worker.variant}: {worker.check(0, orders)}")
+            while len(results.rounds) < args.rounds:
+                number = len(results.rounds) + 1
+                results.add({worker.variant: answer for worker, answer in _round(workers, number)})
+                say(f"round {number} of {args.rounds} is kept, after {time.monotonic() - begun:.0f} s")
+        except DifferentResultsError as exc:
+            raise SystemExit(str(exc)) from None
         finally:
             for worker in workers:
                 worker.close()
-    report(results, args)
 
 
-#: For each variant, whom it is compared with.
-_MAIN_PEERS = ("tws-row", "tws-pandas")
-_DOOR_PEERS = ("spark-source", "spark-sink")
+def _round(workers, number):
+    # Each comes first once in a while, and what one wrote is on the disk before the next begins.
+    first = number % len(workers)
+    for worker in workers[first:] + workers[:first]:
+        os.sync()
+        answer = worker.run(number)
+        say(f"round {number} {worker.variant}: {answer}")
+        yield worker, answer
 
 
-def report(results, args):
-    """Print a table of the jobs, one of the door, and all of it as JSON."""
-    title = f"{args.events:,} events, {args.batch:,} a micro-batch, {args.keys:,} keys"
-    groups = [(MAIN, _MAIN_PEERS), (door.VARIANTS, _DOOR_PEERS), (copying.VARIANTS, ())]
-    for work, peers in keyed.PEERS.items():
-        groups.append(([v for v in keyed.VARIANTS if v.startswith(f"{work}-")], peers))
-    for names, peers in groups:
-        chosen = {v: rs for v, rs in results.items() if v in names}
-        if chosen:
-            Console(width=120).print(table_of(title, chosen, peers, args))
-    found = {variant: summary_of(runs, args) for variant, runs in results.items()}
-    for variant, peer in copying.PEERS.items():
-        if variant in found and peer in found:
-            # Round by round: what disturbs the machine disturbs both of a pair.
-            pairs = zip(results[variant], results[peer], strict=True)
-            ratio = statistics.median(a["events_per_s"] / b["events_per_s"] for a, b in pairs)
-            found[variant]["ratio_to_spark"] = round(ratio, 3)
-            print(f"{variant}: {ratio:.2f} times the rate of {peer}, median of the pairs")
-    print(json.dumps(found))
-
-
-def table_of(title, results, peers, args):
-    table = Table(title=title)
-    table.add_column("variant")
-    ratios = [f"{what} to {peer}" for peer in peers for what in ("rate", "per CPU")]
-    for name in ("events/s", "min-max", "events per CPU-second", *ratios):
-        table.add_column(name, justify="right")
-    found = {variant: summary_of(runs, args) for variant, runs in results.items()}
-    for variant, one in found.items():
-        compared = [
-            f"{one[key] / found[peer][key]:.2f}" if peer in found else ""
-            for peer in peers
-            for key in ("events_per_s", "events_per_cpu_s")
-        ]
-        spread = f"{one['min']:,}-{one['max']:,}"
-        table.add_row(variant, f"{one['events_per_s']:,}", spread, f"{one['events_per_cpu_s']:,}", *compared)
-    return table
-
-
-def summary_of(runs, args):
-    rates = [run["events_per_s"] for run in runs]
-
-    def median_of(name):
-        values = [ms for run in runs for ms in run.get(name, [])]
-        return round(statistics.median(values)) if values else None
-
-    return {
-        "events_per_s": round(statistics.median(rates)),
-        "min": round(min(rates)),
-        "max": round(max(rates)),
-        "events_per_cpu_s": round(statistics.median(args.events / run["cpu_seconds"] for run in runs)),
-        **{
-            name: median_of(name) for name in ("trigger_to_decision_ms", "decision_to_visible_ms", "batch_ms")
-        },
-    }
+def say(what):
+    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One bench worker: holds a warm Spark session and runs one variant on request.
 
 Started by `tests.bench.run`, one process per variant, so that CPU time can be told apart. Reads
-`run <n>` lines on standard input and answers each with one JSON line.
+lines on standard input, `run <n>` and `check <n>`, and answers each with one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
 
 from demo.app import RunningTotal
 from flinkish_spark import (
@@ -31,35 +30,11 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.sources.kafka import READER_DEFAULTS
 from flinkish_spark.store import LocalStore
 from tests.bench import copying, door, keyed
+from tests.bench.groups import COPY, DOOR, KEYED
+from tests.bench.reading_back import read_back
+from tests.bench.sum_peers import OUTPUT, PandasTotal, RowTotal
 
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
-OUTPUT = "user STRING, total LONG, orders LONG"
-
-
-class RowTotal(StatefulProcessor):
-    def init(self, handle):
-        self.total = handle.getValueState("total", "total LONG, orders LONG")
-
-    def handleInputRows(self, key, rows, timers):
-        total, orders = self.total.get() if self.total.exists() else (0, 0)
-        for row in rows:
-            total, orders = total + row.amount, orders + 1
-        self.total.update((total, orders))
-        yield Row(user=key[0], total=total, orders=orders)
-
-    def close(self):
-        pass
-
-
-class PandasTotal(RowTotal):
-    def handleInputRows(self, key, rows, timers):
-        import pandas as pd
-
-        total, orders = self.total.get() if self.total.exists() else (0, 0)
-        for frame in rows:
-            total, orders = total + int(frame["amount"].sum()), orders + len(frame)
-        self.total.update((total, orders))
-        yield pd.DataFrame({"user": [key[0]], "total": [total], "orders": [orders]})
 
 
 class Worker:
@@ -80,13 +55,16 @@ class Worker:
         self.spark = configure_spark_with_jars(builder, args.jars).getOrCreate()
         self.spark.sparkContext.setLogLevel("ERROR")
 
+    def check(self, number):
+        return read_back(self.spark, self.args, self.base / str(number))
+
     def run(self, number):
         folder = self.base / str(number)
-        if self.args.variant in door.VARIANTS:
+        if self.args.variant in DOOR:
             return door.run(self.spark, self.args, folder)
-        if self.args.variant in copying.VARIANTS:
+        if self.args.variant in COPY:
             return copying.run(self.spark, self.args, folder, Times)
-        if self.args.variant in keyed.VARIANTS:
+        if self.args.variant in KEYED:
             return keyed.run(self.spark, self.args, folder, Times)
         if self.args.variant.startswith("flinkish"):
             return self._flinkish(folder)
@@ -221,7 +199,9 @@ def main():
     worker = Worker(parser.parse_args())
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(worker.run(int(line.split()[1]))), flush=True)
+        command, number = line.split()
+        answer = {"run": worker.run, "check": worker.check}[command](int(number))
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
