@@ -30,6 +30,7 @@ from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.subtask import running_in
 from flinkish_spark.operators.table_codec import StateValueError
+from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
@@ -223,6 +224,8 @@ class KeyedOperator:
         due = _next_due_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
+        if late := _late_dropped(runner):
+            emitted.append(_Out(C.FIRST_LATE + spec.reporter, late, group, 0))
         return emitted
 
     def _broadcast(self, partition: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
@@ -361,6 +364,13 @@ class KeyedOperator:
 def _says(failure: ElementFailed | TimerFailed) -> str:
     error = failure.error
     return f"the function {error}" if isinstance(error, OutputError) else str(failure)
+
+
+def _late_dropped(runner: GroupRunner) -> int:
+    """Return how many late records the last key group has dropped."""
+    return (
+        runner.counts.get(LATE_RECORDS_DROPPED, 0) if isinstance(runner, ElementRunner | WindowRunner) else 0
+    )
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:
