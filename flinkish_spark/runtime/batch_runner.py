@@ -44,6 +44,7 @@ class BatchRunner:
         states = KeyedStates(uid, max_parallelism)
         function.open(states)
         self.layout = GroupLayout.of(states, shape.key_types)
+        self.counts: dict[str, int] = {}
         self._is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:

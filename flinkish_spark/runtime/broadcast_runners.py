@@ -111,6 +111,7 @@ class UnkeyedBroadcastRunner:
     """Runs an :class:`UnkeyedBroadcast`: all elements of a partition are on its broadcast route."""
 
     def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        self.counts: dict[str, int] = {}
         self._shape = shape
         self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]

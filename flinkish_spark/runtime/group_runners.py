@@ -134,9 +134,10 @@ InputRows = Sequence[pa.RecordBatch | None]
 
 
 class GroupRunner(Protocol):
-    """An opened operator."""
+    """An opened operator; `counts` is what was counted in the last call of `process`, by name."""
 
     layout: GroupLayout
+    counts: dict[str, int]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """Work through the rows of a key group; the group's state is changed behind it.

@@ -368,9 +368,7 @@ def _says(failure: ElementFailed | TimerFailed) -> str:
 
 def _late_dropped(runner: GroupRunner) -> int:
     """Return how many late records the last key group has dropped."""
-    return (
-        runner.counts.get(LATE_RECORDS_DROPPED, 0) if isinstance(runner, ElementRunner | WindowRunner) else 0
-    )
+    return runner.counts.get(LATE_RECORDS_DROPPED, 0)
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:

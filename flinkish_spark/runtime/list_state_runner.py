@@ -38,6 +38,7 @@ class ListStateRunner:
     has_applications = False
 
     def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        self.counts: dict[str, int] = {}
         self._function, self._uid, self._shape = given.function, uid, shape
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
         self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())

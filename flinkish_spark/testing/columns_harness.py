@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -93,7 +93,7 @@ class ColumnsHarness:
             rows = in_order(blocks[group], arrow_schema(self._travels.schema)) if group in blocks else None
             for out in self._runner.process([rows], state, progress):
                 self._collect(out, output)
-            for name, count in self._counted().items():
+            for name, count in self._runner.counts.items():
                 output.counts[name] = output.counts.get(name, 0) + count
             if state.is_changed:
                 values[group] = state.dump(group, self._policy, progress.processing_time_ms)
@@ -133,10 +133,6 @@ class ColumnsHarness:
             if any(due_ms is not None and due_ms <= limit_ms for due_ms, limit_ms in times):
                 due.append(group)
         return due
-
-    def _counted(self) -> Mapping[str, int]:
-        """Return what the last call has counted."""
-        return {}
 
     def _blocks(self, behind: Sequence[Timed], before: Sequence[Timed]) -> dict[int, list[bytes]]:
         """Return the blocks of each key group, as the packer of a task makes them."""

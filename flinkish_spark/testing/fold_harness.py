@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import types as T
 
@@ -79,9 +79,8 @@ class FoldHarness(ColumnsHarness):
             with_times=True,
         )
         self.sent: Sent = sent
-        self._windows = WindowRunner(folded.operator, uid, max_parallelism, shape)
         super().__init__(
-            self._windows,
+            WindowRunner(folded.operator, uid, max_parallelism, shape),
             schema,
             at,
             sent.transport,
@@ -92,6 +91,3 @@ class FoldHarness(ColumnsHarness):
             policy=policy,
             bases=bases,
         )
-
-    def _counted(self) -> Mapping[str, int]:
-        return self._windows.counts

@@ -218,7 +218,7 @@ class ProgramOperator:
             out = list(runner.process(inputs, state, progress))
             if state.is_changed:
                 self._groups[group] = state.dump(group, NO_BASE, progress.processing_time_ms)
-        for name, count in getattr(runner, "counts", {}).items():
+        for name, count in runner.counts.items():
             counts[name] = counts.get(name, 0) + count
         return out
 
