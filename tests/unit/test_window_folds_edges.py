@@ -24,7 +24,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order
 from flinkish_spark.savepoints.group_writers import next_timers
-from flinkish_spark.testing import fold_harness
+from flinkish_spark.testing import columns_harness
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.testing.operator_harness import Snapshot
 from flinkish_spark.windowed_stream import WindowedStream
@@ -66,7 +66,7 @@ def push(run, *elements):
 
 
 def test_the_examples_in_the_modules_do_what_they_say() -> None:
-    for module in (column_windows, fold_harness):
+    for module in (column_windows, columns_harness):
         assert doctest.testmod(module, extraglobs=vars(module)).failed == 0
 
 
@@ -145,7 +145,7 @@ def test_a_sum_that_leaves_its_type_is_an_error() -> None:
 
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch) -> None:
-    monkeypatch.setattr(fold_harness, "stable_hash", lambda key: 7)
+    monkeypatch.setattr(columns_harness, "stable_hash", lambda key: 7)
     for policy in (None, TINY):
         run = folding(EventTimeSessionWindows(5), policy=policy)
         for time_ms in (0, 3, 20):
@@ -297,7 +297,7 @@ def test_folds_that_are_none_are_refused() -> None:
 
 def test_event_time_windows_over_a_stream_without_times_are_refused() -> None:
     transport = folding(TumblingEventTimeWindows(5)).transport
-    without = fold_harness.Transport(
+    without = columns_harness.Transport(
         (),
         type(transport.schema)([field for field in transport.schema if field.name != C.TIME]),
         transport.field_names,
