@@ -154,19 +154,19 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
     # Rows per key and of vectorised functions have event times, too.
     most, added, alarms, refused = (MemorySink(f"{tmp_path}/{name}") for name in ("d", "e", "f", "g"))
     greatest = first.key_by("user").reduce(Greater(), emit=Emit.PER_KEY, uid="greater").key_by("user")
-    greatest.window(TumblingEventTimeWindows(20_000)).max("total", uid="greatest").sink_to(most, uid="out-d")
+    greatest.window(TumblingEventTimeWindows(20_000)).max("total", uid="greatest").sink_to(most, uid="rows-d")
     keyed.aggregate(
         Average(),
         accumulator="total LONG, n LONG",
         output="total LONG, n LONG",
         emit=Emit.PER_KEY,
         uid="average",
-    ).sink_to(added, uid="out-e")
+    ).sink_to(added, uid="rows-e")
     told = first.key_by("user").process(Alarms(), output="user STRING, total LONG", uid="alarms")
     told.key_by("user").window(TumblingEventTimeWindows(100_000)).sum("total", uid="told").sink_to(
-        alarms, uid="out-f"
+        alarms, uid="rows-f"
     )
-    told.get_side_output(REFUSED).sink_to(refused, uid="out-g")
+    told.get_side_output(REFUSED).sink_to(refused, uid="rows-g")
     client = env.execute_async()
     assert client.wait(timeout_ms=300_000), "the job does not end"
     assert client.status is JobStatus.FINISHED

@@ -24,7 +24,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order
 from flinkish_spark.savepoints.group_writers import next_timers
-from flinkish_spark.testing import columns_harness
+from flinkish_spark.testing import columns_harness, fold_harness
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.testing.operator_harness import Snapshot
 from flinkish_spark.windowed_stream import WindowedStream
@@ -66,7 +66,7 @@ def push(run, *elements):
 
 
 def test_the_examples_in_the_modules_do_what_they_say() -> None:
-    for module in (column_windows, columns_harness):
+    for module in (column_windows, fold_harness):
         assert doctest.testmod(module, extraglobs=vars(module)).failed == 0
 
 
