@@ -152,7 +152,7 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
         AggregateColumn("sums", Fold.COUNT), AggregateColumn("total", Fold.SUM, "total"), uid="later"
     ).sink_to(minutes, uid="out-c")
     # Rows per key and of vectorised functions have event times, too.
-    most, added, alarms, refused = (MemorySink(f"{tmp_path}/{name}") for name in ("d", "e", "f", "g"))
+    most, added, alarms, refused = (MemorySink(f"{tmp_path}/{name}") for name in ("m", "n", "o", "p"))
     greatest = first.key_by("user").reduce(Greater(), emit=Emit.PER_KEY, uid="greater").key_by("user")
     greatest.window(TumblingEventTimeWindows(20_000)).max("total", uid="greatest").sink_to(most, uid="rows-d")
     keyed.aggregate(
