@@ -100,7 +100,7 @@ class RowForm:
             return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
         if issubclass(kind, list):
             return tuple
-        raise RowError(f"a {kind.__name__}; emit a tuple, Row, dict or dataclass per output row")
+        raise RowError(f"a {kind.__name__}; a row is a tuple, Row, dict or dataclass")
 
     def _of_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
         if row.keys() != self._known:
