@@ -6,6 +6,7 @@ import dataclasses
 from collections import namedtuple
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
@@ -13,6 +14,7 @@ from pyspark.sql import types as T
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter, as_row
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.named_rows import RowForm, element_class
+from flinkish_spark.runtime.struct_values import nested_of
 
 
 class Turned(NamedTuple):
@@ -109,3 +111,17 @@ def test_a_form_learns_each_class_once() -> None:
     form = RowForm(["user", "total"])
     assert form.tuples([]) == [] and form.tuples([("a", 1)]) == [("a", 1)]
     assert [form.tuple_of(row) for row in (Turned(1, "a"), Turned(2, "b"))] == [("a", 1), ("b", 2)]
+
+
+def test_values_that_are_tuples_in_order_are_left_as_they_are() -> None:
+    point = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    kind = pa.struct([("at", point), ("all", pa.map_(pa.string(), pa.list_(point)))])
+    nested = nested_of(kind)
+    assert nested is not None and nested_of(pa.list_(pa.string())) is None
+    plain = ((1, 2), {"k": [(1, 2), None]})
+    assert nested.is_plain([plain, None, (None, None), (None, {"k": None})])
+    element = element_class(["x", "y"])(1, 2)
+    assert nested.is_plain([((1, 2), {"k": [element]})])
+    for other in [(Point(2, 1), None), ((1, 2), {"k": [{"x": 1}]}), ((1, 2), [("k", [])]), ((1, 2),), "no"]:
+        assert not nested.is_plain([plain, other])
+    assert nested.plain((Point(2, 1), [("k", [Row(y=2, x=1)])])) == ((1, 2), [("k", [(1, 2)])])
