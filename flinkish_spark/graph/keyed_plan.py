@@ -106,11 +106,16 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
     main = _main_output(node, schemas, sent[0].folded)
     sides, has_times = parts.sides, all(one.has_times for one in parts.inputs)
-    outputs = (main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)))
+    # Functions know the names that were declared; in the frame no name may be there twice.
+    declared = (main, *(side.output for side in sides))
+    outputs = (
+        _nullable(main),
+        *(_renamed(side.output, number) for number, side in enumerate(sides, start=1)),
+    )
     shape = RowShape(
         inputs=tuple(map(_input_shape, parts.inputs, sent)),
         key_types=_key_types(node, parts.inputs, sent),
-        outputs=outputs,
+        outputs=declared,
         side_names=tuple(side.tag.name for side in sides),
         with_times=any(C.TIME in one.transport.schema.names for one in sent),
     )
@@ -177,6 +182,11 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
                 uid=node.uid,
             )
     return first
+
+
+def _nullable(fields: T.StructType) -> T.StructType:
+    """Return fields that may be null, as they are in the rows of other outputs and in control rows."""
+    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
 def _renamed(fields: T.StructType, number: int) -> T.StructType:

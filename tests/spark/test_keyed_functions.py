@@ -67,6 +67,16 @@ class Remembered(NamedTuple):
     user: str
 
 
+REMEMBERED = T.StructType(
+    [
+        T.StructField("user", T.StringType(), nullable=False),
+        T.StructField("total", T.LongType(), nullable=False),
+        T.StructField("seen", T.ArrayType(T.LongType())),
+        T.StructField("by_tag", T.MapType(T.StringType(), T.LongType())),
+    ]
+)
+
+
 class Remembers(KeyedProcessFunction):
     """Three kinds of state, declared in three ways, and a side output for amounts from 5 on."""
 
@@ -124,7 +134,7 @@ def test_a_job_of_many_functions_over_two_micro_batches(spark: Any, tmp_path: An
     known = stream.filter(lambda record: record.user is not None)
     remembered = known.key_by("user").process(
         Remembers(),
-        output="user STRING, total LONG, seen ARRAY<LONG>, by_tag MAP<STRING, LONG>",
+        output=REMEMBERED,
         uid="remembers",
     )
     sinks = {name: memory(tmp_path, name) for name in ("main", "big", "halves", "sums", "pairs")}
