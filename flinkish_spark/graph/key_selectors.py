@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +14,17 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import check_can_be_sent
+from flinkish_spark.graph.output_types import return_hint
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.columns import PREFIX
-from flinkish_spark.runtime.hinted_types import NoSuchType, StateType, declared_type, fields_of, type_of
+from flinkish_spark.runtime.hinted_types import (
+    NoSuchType,
+    StateType,
+    declared_type,
+    fields_of,
+    type_of,
+    without_none,
+)
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_functions import One, RowFunction
 from flinkish_spark.stream_functions import KeySelector
@@ -151,20 +157,17 @@ def _declared(declared: StateType) -> T.DataType:
     try:
         return declared_type(declared)
     except NoSuchType as error:
-        raise SchemaError(
-            f"the type of the key is {declared!r}", why=str(error), what_to_do=_SAY_IT
-        ) from None
+        what = f"the type of the key is {declared!r}"
+        if isinstance(declared, str):
+            what = "the type of the key cannot be read"
+        raise SchemaError(what, why=str(error), what_to_do=_SAY_IT) from None
 
 
 def _hinted(call: Callable[[Any], Any]) -> T.DataType:
     """Return the type of what a function returns, by its hint: one value, or the parts of a tuple."""
     try:
-        # An object that can be called has its hints where it says how.
-        hints = typing.get_type_hints(call if inspect.isroutine(call) else type(call).__call__)
-        if "return" not in hints:
-            raise NoSuchType("it has no hint for what it returns")
-        return _type_of(hints["return"])
-    except (NoSuchType, NameError, TypeError) as error:
+        return _type_of(return_hint(call))
+    except NoSuchType as error:
         raise SchemaError(
             "the type of the key that the function of key_by() makes is not known",
             why=str(error),
@@ -173,11 +176,8 @@ def _hinted(call: Callable[[Any], Any]) -> T.DataType:
 
 
 def _type_of(hint: Any) -> T.DataType:
+    hint = without_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        others = [one for one in arguments if one is not type(None)]
-        if len(others) == 1:
-            return _type_of(others[0])
     if origin is tuple and arguments and Ellipsis not in arguments:
         return T.StructType([T.StructField(f"key{at}", type_of(one)) for at, one in enumerate(arguments)])
     try:

@@ -112,6 +112,9 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
+    # Functions know the names that were declared; in the frame no name may be there twice.
+    main, *sides = shape.outputs
+    outputs = (_nullable(main), *(_renamed(fields, number) for number, fields in enumerate(sides, start=1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
@@ -129,13 +132,13 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    unpacker = BlockUnpacker(shape.outputs, shape.with_times)
+    unpacker = BlockUnpacker(outputs, shape.with_times)
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return KeyedPlan(
         named_operator(frame, node.uid),
         tuple(kind.simpleString() for kind in shape.key_types),
-        tuple(tuple(fields.names) for fields in shape.outputs),
-        shape.outputs[0],
+        tuple(tuple(fields.names) for fields in outputs),
+        outputs[0],
     )
 
 
@@ -168,7 +171,7 @@ def operator_and_shape(
     shape = RowShape(
         inputs=tuple(map(_input_shape, inputs, sent)),
         key_types=_key_types(node, inputs, sent),
-        outputs=(main, *(_renamed(side.output, number) for number, side in enumerate(sides, start=1))),
+        outputs=(main, *(side.output for side in sides)),
         side_names=tuple(side.tag.name for side in sides),
         with_times=_with_times(node, sent),
     )
@@ -213,6 +216,11 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
                 uid=node.uid,
             )
     return first
+
+
+def _nullable(fields: T.StructType) -> T.StructType:
+    """Return fields that may be null, as they are in the rows of other outputs and in control rows."""
+    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
 def _renamed(fields: T.StructType, number: int) -> T.StructType:

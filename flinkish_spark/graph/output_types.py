@@ -102,8 +102,6 @@ def return_hint(call: Callable[..., Any]) -> Any:
     hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
     if hint is _NO_HINT:
         raise NoSuchType("there is no hint for what it returns")
-    if not isinstance(hint, str):
-        return hint
     # Classes that are defined in a function are known to those that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:

@@ -19,7 +19,7 @@ from flinkish_spark.operators.broadcast_side import (
 from flinkish_spark.operators.broadcast_state import ReadOnlyBroadcastState
 from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import TimeDomain, Timer
-from flinkish_spark.operators.group_run import Elements, Emitted, GroupRun, Progress
+from flinkish_spark.operators.group_run import Check, Elements, Emitted, GroupRun, Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
@@ -138,7 +138,12 @@ class BroadcastRun:
         function.open(NoKeyedState(uid, max_parallelism))
 
     def run(
-        self, value: bytes | None, broadcast: Elements, elements: Elements, progress: Progress
+        self,
+        value: bytes | None,
+        broadcast: Elements,
+        elements: Elements,
+        progress: Progress,
+        check: Check | None = None,
     ) -> tuple[Emitted, bytes | None]:
         """Work through a micro-batch of the partition.
 
@@ -148,6 +153,8 @@ class BroadcastRun:
             What was stored for the partition; None at the beginning.
         broadcast, elements
             Their keys are not looked at.
+        check
+            Looks at what each call emits; None: nobody does.
 
         Returns
         -------
@@ -160,10 +167,10 @@ class BroadcastRun:
             The function raised: `BroadcastElementFailed` where it was at a broadcast element.
         """
         self.side.begin(value)
-        emitted = self.side.process(broadcast, progress)
+        emitted = self.side.process(broadcast, progress, check)
         stored = self.side.dump()
         context = self._context
-        context.emitted = emitted
+        context.emitted, context.check = emitted, check
         context.watermark_ms = progress.watermark_ms
         context.processing_time_ms = progress.processing_time_ms
         context.process(self._function.process_element, elements)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flinkish_spark.operators.broadcast_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
-from flinkish_spark.operators.group_run import ElementFailed, Elements, Emitted, Progress
+from flinkish_spark.operators.group_run import Check, ElementFailed, Elements, Emitted, Progress, checked
 from flinkish_spark.operators.keyed_context import FunctionContext
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
@@ -57,10 +57,12 @@ class Application:
 class ContextFacts:
     """Times of the current micro-batch and element, and where rows go; shared by contexts."""
 
-    __slots__ = ("emitted", "processing_time_ms", "timestamp_ms", "watermark_ms")
+    __slots__ = ("check", "emitted", "processing_time_ms", "timestamp_ms", "watermark_ms")
 
     def __init__(self) -> None:
         self.emitted = Emitted()
+        #: What looks at the rows of each call; set where it is to be found out which one was wrong.
+        self.check: Check | None = None
         self.timestamp_ms: int | None = None
         self.watermark_ms, self.processing_time_ms = MIN_WATERMARK_MS, 0
 
@@ -88,6 +90,8 @@ class ContextFacts:
         ElementFailed
             The function raised.
         """
+        if self.check is not None:
+            process = checked(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms
         stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
         for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
@@ -191,8 +195,13 @@ class BroadcastSide:
         self.tables.settle()
         return self._value
 
-    def process(self, elements: Elements, progress: Progress) -> Emitted:
+    def process(self, elements: Elements, progress: Progress, check: Check | None = None) -> Emitted:
         """Process the micro-batch's broadcast elements; their keys are not looked at.
+
+        Parameters
+        ----------
+        check
+            Looks at what each call emits; None: nobody does.
 
         Raises
         ------
@@ -200,7 +209,8 @@ class BroadcastSide:
             The function raised; nothing of the micro-batch counts.
         """
         context = self._context
-        context.emitted = emitted = Emitted()
+        context.emitted, context.check = Emitted(), check
+        emitted = context.emitted
         context.watermark_ms = progress.watermark_ms
         context.processing_time_ms = progress.processing_time_ms
         try:

@@ -98,6 +98,33 @@ class Emitted:
     counts: dict[str, int] = field(default_factory=dict)
 
 
+#: Raises if what one call has emitted cannot be written.
+Check = Callable[[Emitted], object]
+
+
+def checked(
+    function: Callable[..., Iterable[Any] | None], emitted_now: Callable[[], Emitted], check: Check
+) -> Callable[..., list[Any]]:
+    """Return a function that has what it emits checked, behind each call.
+
+    Parameters
+    ----------
+    emitted_now
+        Returns what was emitted so far; what the function returns is not yet among it.
+    """
+
+    def call(*given: Any) -> list[Any]:
+        emitted = emitted_now()
+        main, sides = len(emitted.rows), {name: len(rows) for name, rows in emitted.side.items()}
+        rows = list(function(*given) or ())
+        own = [*emitted.rows[main:], *rows]
+        side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
+        check(Emitted(own, [None] * len(own), side=side))
+        return rows
+
+    return call
+
+
 class ElementFailed(Exception):
     """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
 
@@ -165,7 +192,7 @@ class GroupRun:
         before: Sequence[Elements],
         progress: Progress,
         behind: Sequence[Elements],
-        check: Callable[[Emitted], object],
+        check: Check,
     ) -> None:
         """Work through a micro-batch, and have what each call of the function emits checked before the next.
 
@@ -178,26 +205,12 @@ class GroupRun:
             The function raised, or the check did; `error` says what.
         """
         processors, on_timer = self._processors, self._on_timer
-        self._processors = tuple(self._checked(process, check) for process in processors)
-        self._on_timer = self._checked(on_timer, check)
+        self._processors = tuple(checked(process, lambda: self._emitted, check) for process in processors)
+        self._on_timer = checked(on_timer, lambda: self._emitted, check)
         try:
             self.run(before, progress, behind)
         finally:
             self._processors, self._on_timer = processors, on_timer
-
-    def _checked(
-        self, function: Callable[..., Iterable[Any] | None], check: Callable[[Emitted], object]
-    ) -> Callable[..., list[Any]]:
-        def checked(*given: Any) -> list[Any]:
-            emitted = self._emitted
-            main, sides = len(emitted.rows), {name: len(rows) for name, rows in emitted.side.items()}
-            rows = list(function(*given) or ())
-            own = [*emitted.rows[main:], *rows]
-            side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
-            check(Emitted(own, [None] * len(own), side=side))
-            return rows
-
-        return checked
 
     def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:
         at = -1

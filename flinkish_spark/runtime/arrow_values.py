@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.runtime.named_rows import RowError, RowForm
+from flinkish_spark.runtime.struct_values import Nested, nested_of
 
 
 class ValueMismatch(ValueError):
@@ -90,59 +89,23 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Return values without dicts, classes and rows in the places of structs, which become tuples.
-
-    Arrow does not look at the names of named tuples, takes no dataclass, and drops fields it does not know.
-    """
-    convert = _converter(kind)
-    if convert is None:
+    """Return values with tuples in the places of structs."""
+    nested = nested_of(kind)
+    if nested is None or nested.is_plain(column):
         return column
-    form = getattr(convert, "__self__", None)
-    if isinstance(form, RowForm) and type(None) not in set(map(type, column)):
-        try:
-            return form.tuples(list(column))
-        except RowError:
-            pass  # Below it is said which one.
-    made = []
+    try:
+        return nested.plain_all(column)
+    except _REFUSALS:
+        raise _first_refused(column, kind, nested) from None
+
+
+def _first_refused(column: Sequence[Any], kind: pa.DataType, nested: Nested) -> ValueMismatch:
     for value in column:
         try:
-            made.append(None if value is None else convert(value))
-        except (RowError, TypeError, ValueError) as error:
-            raise ValueMismatch(value, kind, str(error)) from error
-    return made
-
-
-@functools.lru_cache(maxsize=256)
-def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return what makes tuples for the structs in a type; None if there are none."""
-    if pa.types.is_struct(kind):
-        required = [field.name for field in kind if not field.nullable]
-        form, inner = RowForm([field.name for field in kind], required), [_converter(f.type) for f in kind]
-        if not any(inner):
-            return form.tuple_of
-        return lambda value: _fields(form.tuple_of(value), inner)
-    if pa.types.is_map(kind):
-        key, item = _converter(kind.key_type), _converter(kind.item_type)
-        if key is None and item is None:
-            return None
-        return lambda value: [(_one(k, key), _one(v, item)) for k, v in _pairs(value)]
-    if _is_list(kind) and (each := _converter(kind.value_type)) is not None:
-        return lambda value: [_one(one, each) for one in value]
-    return None
-
-
-def _fields(values: tuple[Any, ...], converters: Sequence[Callable[[Any], Any] | None]) -> tuple[Any, ...]:
-    if len(values) != len(converters):
-        raise ValueError(f"it has {len(values)} fields, declared are {len(converters)}")
-    return tuple(map(_one, values, converters))
-
-
-def _one(value: Any, convert: Callable[[Any], Any] | None) -> Any:
-    return value if value is None or convert is None else convert(value)
-
-
-def _pairs(value: Any) -> Any:
-    return value.items() if isinstance(value, dict) else value
+            nested.plain_all([value])
+        except _REFUSALS as error:
+            return ValueMismatch(value, kind, str(error))
+    raise AssertionError("a value was refused, and none is")
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

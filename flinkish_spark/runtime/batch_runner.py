@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import types as T
 
 from flinkish_spark.operators.batch_timers import BatchTimers
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
@@ -24,7 +23,6 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.arrow_values import is_of_kind
 from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
-from flinkish_spark.runtime.hinted_types import declared_type
 from flinkish_spark.runtime.row_blocks import BEHIND
 
 #: Opens the name of a part of the key; no field has such a name.
@@ -151,13 +149,13 @@ class _Calls:
     def emitted(self, batches: Iterable[pa.RecordBatch] | None, context: BatchContext) -> Iterator[OutRows]:
         """Return what a call emits."""
         for batch in batches or ():
-            yield self._numbered(0, self._checked(0, self._shape.outputs[0].names, batch))
+            yield self._numbered(0, self._checked(0, batch))
         for tag, batch in context._sides:
             # What is emitted to a side output that nobody reads is dropped, as in Flink.
             if (side := self._sides.get(tag.name)) is None:
                 continue
             try:
-                rows = self._checked(side, _names_of(tag), batch)
+                rows = self._checked(side, batch)
             except OutputError as error:
                 raise OutputError(f"to the side output '{tag.name}': {error}") from error
             yield self._numbered(side, rows)
@@ -168,14 +166,9 @@ class _Calls:
         self._counts[at] = before + rows.num_rows
         return OutRows(side, self.first + before, rows)
 
-    def _checked(self, side: int, names: Sequence[str], rows: Any) -> pa.RecordBatch:
-        """Return a batch as it was declared; columns are found by their names.
-
-        Parameters
-        ----------
-        names
-            Of the declared fields; in a block those of a side output have others.
-        """
+    def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
+        """Return a batch as it was declared; columns are found by their names."""
+        names = self._shape.outputs[side].names
         if not isinstance(rows, pa.RecordBatch):
             raise OutputError(f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch")
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -188,12 +181,6 @@ class _Calls:
         own = zip(names, list(schema)[len(timed) :], strict=True)
         columns = [*timed, *(_declared(name, given[name], field.type) for name, field in own)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _names_of(tag: OutputTag) -> list[str]:
-    declared = declared_type(tag.output)
-    assert isinstance(declared, T.StructType)
-    return list(declared.names)
 
 
 def _times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:

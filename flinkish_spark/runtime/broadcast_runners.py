@@ -7,9 +7,10 @@ before the first key group of the partition is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -17,20 +18,23 @@ from flinkish_spark.functions import BroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import BroadcastRun, KeyedBroadcastOperator
 from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
 from flinkish_spark.operators.broadcast_state import any_copy
-from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
+from flinkish_spark.operators.group_run import Check, ElementFailed, Elements, Emitted, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.arrow_rows import RowReader, RowWriter
+from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.group_runners import (
     Distribution,
     ElementRunner,
     InputRows,
     OutRows,
     RowShape,
+    blame_call,
     rows_written,
 )
 from flinkish_spark.state import MapStateDescriptor
+
+Stored = TypeVar("Stored")
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,14 @@ class KeyedBroadcastRunner(ElementRunner):
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """See :class:`PartitionRunner`."""
         side = self._operator.side
-        side.begin(value)
-        emitted = side.process(elements_of(self._shape, inputs, Distribution.BROADCAST), progress)
-        return PartitionDone(tuple(self._written(emitted)), side.dump())
+
+        def run(check: Check | None) -> Emitted:
+            side.begin(value)
+            elements = elements_of(self._shape, inputs, Distribution.BROADCAST)
+            return side.process(elements, progress, check)
+
+        rows, _ = written_or_blamed(self._written, lambda check: (run(check), None))
+        return PartitionDone(rows, side.dump())
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         """See :class:`PartitionRunner`; the copies are equal."""
@@ -125,10 +134,13 @@ class UnkeyedBroadcastRunner:
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """See :class:`PartitionRunner`."""
-        broadcast = elements_of(self._shape, inputs, Distribution.BROADCAST)
-        elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
-        emitted, stored = self._run.run(value, broadcast, elements, progress)
-        return PartitionDone(tuple(rows_written(self._shape, self._writers, emitted)), stored)
+
+        def run(check: Check | None) -> tuple[Emitted, bytes | None]:
+            broadcast = elements_of(self._shape, inputs, Distribution.BROADCAST)
+            elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            return self._run.run(value, broadcast, elements, progress, check)
+
+        return PartitionDone(*written_or_blamed(partial(rows_written, self._shape, self._writers), run))
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """Never called."""
@@ -139,6 +151,31 @@ class UnkeyedBroadcastRunner:
         is_broadcast = isinstance(failure, BroadcastElementFailed)
         way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
         return place_of(self._shape, inputs, way, failure.at)
+
+
+def written_or_blamed(
+    write: Callable[[Emitted], Iterable[OutRows]],
+    run: Callable[[Check | None], tuple[Emitted, Stored]],
+) -> tuple[tuple[OutRows, ...], Stored]:
+    """Run a partition's micro-batch; return the rows that it emits, and what else comes of it.
+
+    Parameters
+    ----------
+    run
+        Does it, with a check behind each call of the function if there is one; called again where a row
+        cannot be written, to find the element that emitted it.
+
+    Raises
+    ------
+    ElementFailed, OutputError
+        The function is to blame.
+    """
+    emitted, stored = run(None)
+    try:
+        return tuple(write(emitted)), stored
+    except OutputError:
+        blame_call(lambda: run(lambda emitted: [*write(emitted)]))
+        raise
 
 
 def elements_of(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements:

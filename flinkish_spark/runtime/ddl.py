@@ -110,6 +110,9 @@ class _Parser:
             raise DdlError(f"unknown type {name!r} in {self._text!r}")
         return _ATOMIC[name]
 
+    def is_one_word(self) -> bool:
+        return len(self._tokens) == 1
+
     def is_at_end(self) -> bool:
         return self._at == len(self._tokens)
 
@@ -163,7 +166,8 @@ def parse_ddl(text: str) -> T.DataType:
         if attempt.is_at_end():
             return parsed
     except DdlError:
-        pass
+        if attempt.is_one_word():
+            raise
     again = _Parser(text)
     fields = again.fields("", "")
     if not again.is_at_end():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -197,19 +197,14 @@ class ElementRunner:
         return sides[True], sides[False], hash_of
 
     def _blame_call(self, inputs: InputRows, group: GroupState, progress: Progress) -> None:
-        """Run the micro-batch again to raise the error of the element or timer that emitted a wrong row.
+        """Raise the error of the element or timer that emitted a wrong row; nothing is stored yet."""
 
-        Nothing is stored yet. A function that does something else this time is not blamed for that.
-        """
-        before, behind, hash_of = self._elements(inputs)
-        try:
+        def again() -> None:
+            before, behind, hash_of = self._elements(inputs)
             self._load(group, hash_of, progress)
             self._run.run_checked(before, progress, behind, lambda emitted: [*self._written(emitted)])
-        except (ElementFailed, TimerFailed) as failure:
-            if isinstance(failure.error, OutputError):
-                raise
-        except Exception:
-            _LOG.debug("the micro-batch did something else when it was run again", exc_info=True)
+
+        blame_call(again)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""
@@ -226,6 +221,23 @@ class ElementRunner:
 
     def _written(self, emitted: Emitted) -> Iterator[OutRows]:
         return rows_written(self._shape, self._writers, emitted)
+
+
+def blame_call(again: Callable[[], object]) -> None:
+    """Run a micro-batch again to raise the error of the element or timer that emitted a wrong row.
+
+    Parameters
+    ----------
+    again
+        Runs it with a check behind each call. A function that does something else this time is not blamed.
+    """
+    try:
+        again()
+    except (ElementFailed, TimerFailed) as failure:
+        if isinstance(failure.error, OutputError):
+            raise
+    except Exception:
+        _LOG.debug("the micro-batch did something else when it was run again", exc_info=True)
 
 
 def rows_written(shape: RowShape, writers: Sequence[RowWriter], emitted: Emitted) -> Iterator[OutRows]:

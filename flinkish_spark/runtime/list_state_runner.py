@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.operators.broadcast_side import ContextFacts
-from flinkish_spark.operators.group_run import ElementFailed, Emitted, Progress
+from flinkish_spark.operators.group_run import Check, ElementFailed, Emitted, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.list_state import (
@@ -20,7 +21,7 @@ from flinkish_spark.operators.list_state import (
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.runtime.arrow_rows import RowWriter
-from flinkish_spark.runtime.broadcast_runners import PartitionDone, elements_of, place_of
+from flinkish_spark.runtime.broadcast_runners import PartitionDone, elements_of, place_of, written_or_blamed
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows, RowShape, rows_written
 
 
@@ -52,14 +53,18 @@ class ListStateRunner:
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
         """See :class:`~flinkish_spark.runtime.broadcast_runners.PartitionRunner`."""
-        lists = OperatorLists(self._uid, self._states.descriptors, value)
-        self._states.lists = lists
-        context = self._context
-        context.emitted = emitted = Emitted()
-        context.watermark_ms, context.processing_time_ms = progress.watermark_ms, progress.processing_time_ms
-        elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
-        context.process(self._function.process_element, elements)
-        rows = tuple(rows_written(self._shape, self._writers, emitted))
+
+        def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
+            lists = self._states.lists = OperatorLists(self._uid, self._states.descriptors, value)
+            context = self._context
+            context.emitted, context.check = Emitted(), check
+            context.watermark_ms = progress.watermark_ms
+            context.processing_time_ms = progress.processing_time_ms
+            elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            context.process(self._function.process_element, elements)
+            return context.emitted, lists
+
+        rows, lists = written_or_blamed(partial(rows_written, self._shape, self._writers), run)
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import namedtuple
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from pyspark.sql import Row
 
-_IS_ELEMENT = "is_element"
+_IS_ELEMENT, _NONE = "is_element", type(None)
 
 AsTuple = Callable[[Any], tuple[Any, ...]]
 
@@ -76,6 +76,13 @@ class RowForm:
         make = self._maker(kinds.pop()) if len(kinds) == 1 else self.tuple_of
         return rows if make is _same else list(map(make, rows))
 
+    def keeps(self, kinds: Iterable[type]) -> bool:
+        """Return whether rows of these classes, or None, are left as they are."""
+        try:
+            return all(kind is tuple or kind is _NONE or self._maker(kind) is _same for kind in kinds)
+        except RowError:
+            return False
+
     def tuple_of(self, row: Any) -> tuple[Any, ...]:
         """Return a row as a tuple; see :meth:`tuples`."""
         return self._maker(type(row))(row)
@@ -100,7 +107,7 @@ class RowForm:
             return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
         if issubclass(kind, list):
             return tuple
-        raise RowError(f"a {kind.__name__}; emit a tuple, Row, dict or dataclass per output row")
+        raise RowError(f"a {kind.__name__}; a row is a tuple, Row, dict or dataclass")
 
     def _of_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
         if row.keys() != self._known:

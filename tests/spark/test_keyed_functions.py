@@ -8,10 +8,11 @@ import decimal
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from flinkish_spark import (
     KeyedProcessFunction,
@@ -33,7 +34,6 @@ SCHEMA = (
     "tags ARRAY<STRING>, attributes MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY, "
     "flag BOOLEAN"
 )
-BIG = OutputTag("big", "who STRING, amount LONG")
 AT = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
 
 
@@ -44,22 +44,59 @@ class Echo(KeyedProcessFunction):
         yield value._replace(share=math.nan) if value.flag else value
 
 
+@dataclasses.dataclass
+class Big:
+    who: str
+    amount: int
+
+
+@dataclasses.dataclass
+class Total:
+    total: int
+    greatest: Big
+
+
+BIG = OutputTag("big", Big)
+
+
+class Remembered(NamedTuple):
+    """Emitted with its fields in another order than declared."""
+
+    total: int
+    seen: list[int]
+    by_tag: dict[str, int]
+    user: str
+
+
+REMEMBERED = T.StructType(
+    [
+        T.StructField("user", T.StringType(), nullable=False),
+        T.StructField("total", T.LongType(), nullable=False),
+        T.StructField("seen", T.ArrayType(T.LongType())),
+        T.StructField("by_tag", T.MapType(T.StringType(), T.LongType())),
+    ]
+)
+
+
 class Remembers(KeyedProcessFunction):
-    """Three kinds of state, and a side output for amounts from 5 on."""
+    """Three kinds of state, declared in three ways, and a side output for amounts from 5 on."""
 
     def open(self, context: Any) -> None:
-        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
-        self.seen = context.get_list_state(ListStateDescriptor("seen", "LONG"))
-        self.by_tag = context.get_map_state(MapStateDescriptor("by_tag", "STRING", "LONG"))
+        self.total = context.get_state(ValueStateDescriptor("total", Total))
+        self.seen = context.get_list_state(ListStateDescriptor("seen", T.LongType()))
+        self.by_tag = context.get_map_state(MapStateDescriptor("by_tag", str, "LONG"))
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.total.update(self.total.value() + value.amount)
+        big = Big(value.user, value.amount)
+        before = self.total.value() or Total(0, big)
+        greatest = max(before.greatest, big, key=lambda one: one.amount)
+        self.total.update(Total(before.total + value.amount, greatest))
         self.seen.add(value.amount)
         for tag in value.tags or ():
             self.by_tag[tag] = self.by_tag.get(tag, 0) + 1
         if value.amount >= 5:
-            ctx.output(BIG, (value.user, value.amount))
-        yield value.user, self.total.value(), list(self.seen), dict(self.by_tag.items())
+            ctx.output(BIG, self.total.value().greatest)
+        yield Remembered(self.total.value().total, list(self.seen), dict(self.by_tag.items()), value.user)
 
 
 @dataclasses.dataclass
@@ -98,7 +135,7 @@ def test_a_job_of_many_functions_over_two_micro_batches(spark: Any, tmp_path: An
     known = stream.filter(lambda record: record.user is not None)
     remembered = known.key_by("user").process(
         Remembers(),
-        output="user STRING, total LONG, seen ARRAY<LONG>, by_tag MAP<STRING, LONG>",
+        output=REMEMBERED,
         uid="remembers",
     )
     sinks = {name: memory(tmp_path, name) for name in ("main", "big", "halves", "sums", "pairs")}

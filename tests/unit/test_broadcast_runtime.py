@@ -28,6 +28,8 @@ from tests.unit.test_keyed_operator import INPUT, State, control, records
 FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
 TOTAL = ValueStateDescriptor("total", "LONG", default=0)
 ROUTING = Routing(4, 2)
+#: What a LONG cannot hold.
+WRONG = "many"
 
 
 class Scaled(KeyedBroadcastProcessFunction):
@@ -45,12 +47,13 @@ class Scaled(KeyedBroadcastProcessFunction):
             ctx.apply_to_keyed_state(TOTAL, lambda key, total: total.clear())
         else:
             ctx.get_broadcast_state(FACTORS)[rule.user] = rule.amount
-        yield rule.user, -rule.amount
+        yield rule.user, WRONG if rule.amount == 14 else -rule.amount
 
 
 class Plain(BroadcastProcessFunction):
     def process_element(self, value: Any, ctx: Any) -> Any:
-        yield value.user, value.amount * ctx.get_broadcast_state(FACTORS).get("all", 1)
+        factor = ctx.get_broadcast_state(FACTORS).get("all", 1)
+        yield value.user, WRONG if value.amount == 14 else value.amount * factor
 
     def process_broadcast_element(self, rule: Any, ctx: Any) -> Any:
         ctx.get_broadcast_state(FACTORS)[rule.user] = rule.amount
@@ -200,13 +203,32 @@ class Remembering(CheckpointedProcessFunction):
     def process_element(self, value: Any, ctx: Any) -> Any:
         if value.amount == 13:
             raise RuntimeError("unlucky")
-        yield "".join(self.seen), len(self.all)
+        yield "".join(self.seen), WRONG if value.amount == 14 else len(self.all)
         self.seen.add(value.user)
         self.all.add(value.user)
 
 
 def remembering() -> KeyedOperator:
     return operator(Checkpointed(Remembering()), Distribution.BY_CHANNEL)
+
+
+def test_a_wrong_row_names_the_element_that_it_came_from() -> None:
+    """With state of a partition the micro-batch is run once more, from what is stored, to find it."""
+    plain = operator(UnkeyedBroadcast(Plain(), (FACTORS,)), Distribution.BY_CHANNEL)
+    of_rules = block([("a", 1), ("b", 14)], 1)
+    of_orders = pd.concat([block([("all", 3)], 1), block([("a", 1), ("b", 14), ("c", 2)])], ignore_index=True)
+    for op, rows, topic in ((keyed(), of_rules, "rules"), (plain, of_orders, "orders")):
+        partition = Partition()
+        place = f'"topic": "{topic}", "partition": 0, "offset": 1, .*cannot hold \'{WRONG}\''
+        with pytest.raises(OperatorFailed, match=place):
+            partition.run(op, {partition.broadcast: rows})
+    partition, op = Partition(), remembering()
+    partition.run(op, {partition.broadcast: block([("x", 1)])})
+    with pytest.raises(
+        OperatorFailed, match=r'"offset": 1, .*field \'n\' of type int64 cannot hold \'many\''
+    ):
+        partition.run(op, {partition.broadcast: block([("y", 1), ("z", 14)])})
+    assert partition.run(op, {partition.broadcast: block([("y", 1)])}) == [("x", 1)]
 
 
 def kept(partition: Partition) -> bytes:

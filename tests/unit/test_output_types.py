@@ -179,6 +179,11 @@ def test_hints_are_found_wherever_a_function_has_them() -> None:
 
     assert inferred_output(functools.partial(rows, times=2), "it", is_iterable=True).names == ["word"]
     assert inferred_output(Called(), "it", is_iterable=False).names == ["word"]
+    Called.__call__.__annotations__["return"] = Iterator["Total"]
+    assert inferred_output(Called(), "it", is_iterable=True).names == ["user", "total"]
+    Called.__call__.__annotations__["return"] = "Iterator[Nobody]"
+    with pytest.raises(SchemaError, match=r"hint 'Iterator\[Nobody\]' cannot be read here"):
+        inferred_output(Called(), "it", is_iterable=True)
 
 
 def test_an_output_is_said_with_a_class_or_a_type_of_sparks_too(orders: DataStream) -> None:
