@@ -138,7 +138,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         named_operator(frame, node.uid),
         tuple(kind.simpleString() for kind in shape.key_types),
         tuple(tuple(fields.names) for fields in outputs),
-        outputs[0],
+        main,
     )
 
 

@@ -45,7 +45,7 @@ from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.timer_peers import ALARM_MS
 
-#: What a workload needs of a record. Spark would leave out the rest by itself for its own aggregate only.
+#: What a workload needs of a record: all engines parse this and nothing more.
 FIELDS = "user STRING, amount LONG"
 TIMED_FIELDS = f"{FIELDS}, at TIMESTAMP"
 WINDOWED = f"user STRING, total LONG, {WINDOW_BOUNDS}"

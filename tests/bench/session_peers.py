@@ -69,7 +69,7 @@ class RowSession(StatefulProcessor):
             ends, total = at + GAP_MS, total + amount
         self._keep(opened, (begins, ends, total))
 
-    def handleExpiredTimer(self, key, timers, expired):
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         begins, _, total = self.opened.get()
         self.opened.clear()
         yield self._result(key[0], begins, total)

@@ -93,10 +93,10 @@ class RowSliding(StatefulProcessor):
         self.slices.update(_stored(until, slices))
         yield from self._results(key[0], begins, totals)
 
-    def handleExpiredTimer(self, key, timers, expired):
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         # The timer that fires is gone without our doing.
         until, slices = _opened(self.slices.get())
-        begins, totals, until = _over(until, slices, timers.getCurrentWatermarkInMs())
+        begins, totals, until = _over(until, slices, timerValues.getCurrentWatermarkInMs())
         if slices:
             self.handle.registerTimer(_due(until, slices))
             self.slices.update(_stored(until, slices))

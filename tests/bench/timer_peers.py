@@ -47,9 +47,9 @@ class RowSilence(StatefulProcessor):
     def handleInputRows(self, key, rows, timers):
         return self._moved(key[0], max(row.at_ms for row in rows) + ALARM_MS, timers)
 
-    def handleExpiredTimer(self, key, timers, expired):
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         self.due.clear()
-        yield self._alarm(key[0], expired.getExpiryTimeInMs())
+        yield self._alarm(key[0], expiredTimerInfo.getExpiryTimeInMs())
 
     def _moved(self, user, due, timers):
         (before,) = self.due.get() or (None,)

@@ -69,7 +69,8 @@ def of_rows(processor: StatefulProcessor, orders: Orders, *, in_pandas: bool) ->
         for user in list(handle._timers.getAllKeysWithTimers()):
             handle.setGroupingKey(user)
             for time_ms in [one for one in handle.listTimers() if one <= watermark_ms]:
-                found += processor.handleExpiredTimer(user, now, ExpiredTimerInfo(time_ms))
+                info = ExpiredTimerInfo(time_ms)
+                found += processor.handleExpiredTimer(key=user, timerValues=now, expiredTimerInfo=info)
                 handle.deleteTimer(time_ms)
     return _together(found) if in_pandas else pd.DataFrame([row.asDict() for row in found])
 
