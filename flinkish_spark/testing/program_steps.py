@@ -20,8 +20,8 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import is_partitioning
-from flinkish_spark.graph.python_transforms import RowTransform
-from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode
+from flinkish_spark.graph.python_transforms import ProcessTransform, RowTransform
+from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode, TransformNode, operator_of
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
@@ -154,11 +154,25 @@ def way_of(leg: Leg, frame: T.StructType) -> Way:
         Something on it cannot be done without Spark.
     """
     stages: list[Stage] = []
+    is_told_times = not any(isinstance(step.function, ProcessTransform) for step in _functions(leg))
+    if operator_of(leg.base) is not None and not is_told_times:
+        stages.append(_untimed)
     for step in leg.steps:
         stage, frame = _stage(step, frame)
         if stage is not None:
             stages.append(stage)
     return Way(leg.base, tuple(stages), frame)
+
+
+def _functions(leg: Leg) -> Iterator[TransformNode]:
+    return (step for step in leg.steps if isinstance(step, TransformNode))
+
+
+def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Take times away: behind an operator a process function is not told of any, as in a job."""
+    for batch in batches:
+        at = batch.schema.names.index(C.TIME)
+        yield batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.int64()))
 
 
 def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]:

@@ -540,6 +540,90 @@ def test_timestamp_functions_and_hints() -> None:
     assert harness.take().rows == [("ann", 7)]
 
 
+def test_ways_that_a_job_could_not_take_are_refused() -> None:
+    def twice(orders):
+        sums = orders.key_by("user").sum("amount", uid="sums")
+        return sums.key_by("user").join(sums.key_by("user")).interval(lower_ms=0, upper_ms=1, uid="pairs")
+
+    def between(orders):
+        sums = orders.key_by("user").sum("amount", uid="sums").map(lambda row: row, output=ORDERS)
+        return sums.key_by("user").sum("amount", uid="again")
+
+    for program, says in ((twice, "reads 'sums' on two ways"), (between, r"follows a transform\(\) behind")):
+        with pytest.raises(GraphError, match=says):
+            ProgramHarness(program, ORDERS)
+
+
+def test_a_process_function_behind_an_operator_is_told_no_times() -> None:
+    class Times(ProcessFunction):
+        def process_element(self, value, ctx):
+            yield (str(ctx.timestamp()),)
+
+    harness = ProgramHarness(
+        lambda orders: orders.key_by("user").sum("amount", uid="s").process(Times(), output="t STRING"),
+        ORDERS,
+    )
+    harness.push(("ann", 1), 5)
+    assert harness.take().rows == [("None",)], "as in a job"
+
+
+STEPS: list[Any] = [
+    [(("ann", 1), 1), (("ben", 2), 4)],
+    3,
+    [(("ann", 3), 8), (("ann", 4), 2)],
+    9,
+    [(("ben", 5), 10), (("cid", 6), 21)],
+    14,
+    [(("ann", 7), 30), (("ben", 8), 12)],
+    40,
+]
+
+
+def apply(harness: ProgramHarness, step: Any) -> list[tuple[Any, ...]]:
+    if isinstance(step, int):
+        harness.watermark(step)
+    else:
+        harness.push_all(step)
+    return rows(harness)
+
+
+@pytest.mark.parametrize("kind", ["fold", "session", "sum", "interval", "chain"])
+def test_a_crash_behind_any_step_changes_nothing(kind: str) -> None:
+    total = AggregateColumn("total", Fold.SUM, "amount")
+    tumbling = TumblingEventTimeWindows(10)
+
+    def add(a: Any, b: Any) -> Any:
+        return a.user, a.amount + b.amount
+
+    programs: dict[str, Any] = {
+        "fold": lambda s: s.key_by("user").window(tumbling).allowed_lateness(5).fold(total, uid="one"),
+        "session": lambda s: s.key_by("user").window(EventTimeSessionWindows(5)).reduce(add, uid="one"),
+        "sum": lambda s: s.key_by("user").sum("amount", uid="one", emit=Emit.PER_KEY),
+        "interval": lambda s: s.key_by("user").interval_join(
+            s.key_by("user"), lower_ms=0, upper_ms=9, join_type=JoinType.LEFT, uid="one"
+        ),
+        "chain": lambda s: (
+            s.key_by("user")
+            .window(tumbling)
+            .reduce(add, uid="one")
+            .key_by("user")
+            .window(TumblingEventTimeWindows(20))
+            .fold(total, uid="two")
+        ),
+    }
+    whole = ProgramHarness(programs[kind], ORDERS)
+    wanted = [apply(whole, step) for step in STEPS]
+    assert any(wanted)
+    stumbling, moving = (ProgramHarness(programs[kind], ORDERS, parallelism=2) for _ in range(2))
+    for number, step in enumerate(STEPS):
+        stumbling.snapshot()
+        apply(stumbling, step)
+        stumbling.crash()
+        assert apply(stumbling, step) == wanted[number]
+        moving = ProgramHarness(programs[kind], ORDERS, parallelism=1 + number % 3, restore=moving.snapshot())
+        assert apply(moving, step) == wanted[number]
+
+
 def test_what_needs_spark_or_is_no_program_is_refused_with_what_to_do() -> None:
     for what, program in {
         "transform": lambda orders: orders.transform(lambda frame: frame),
