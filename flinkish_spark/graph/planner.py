@@ -27,6 +27,7 @@ from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
 from flinkish_spark.graph.located import LocatedTransform
+from flinkish_spark.graph.partitioning import check_steps_between
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart

@@ -560,7 +560,7 @@ def test_a_process_function_behind_an_operator_is_told_no_times() -> None:
             yield (str(ctx.timestamp()),)
 
     harness = ProgramHarness(
-        lambda orders: orders.key_by("user").sum("amount", uid="s").process(Times(), output="t STRING"),
+        lambda stream: stream.key_by("user").sum("amount", uid="s").process(Times(), output="t STRING"),
         ORDERS,
     )
     harness.push(("ann", 1), 5)
