@@ -63,14 +63,15 @@ def frame_of(
     ConfigError
         One is not of the declared type.
     """
-    rows = [_row(value, len(fields)) for value in values]
     try:
+        rows = [_row(value, len(fields)) for value in values]
         arrays = RowWriter(arrow_schema(fields)).write(rows)
     except OutputError as error:
         raise ConfigError(
             f"an element that was pushed is not ({', '.join(f.simpleString() for f in fields)})",
             why=str(error).replace("emitted", "it has", 1),
-            what_to_do="push rows with the fields that the harness was given for this input",
+            what_to_do="push tuples, named tuples, Rows, dicts or dataclasses with the fields that the "
+            "harness was given for this input",
         ) from None
     count = len(rows)
     control = [pa.array([channel] * count, pa.int64()), pa.array(range(first, first + count), pa.int64())]
@@ -79,8 +80,11 @@ def frame_of(
 
 
 def _row(value: Any, width: int) -> Any:
-    is_row = isinstance(value, tuple | list | dict) or hasattr(value, "__dataclass_fields__")
-    return value if is_row or width > 1 else (value,)
+    if isinstance(value, tuple | list | dict) or hasattr(value, "__dataclass_fields__"):
+        return value
+    if width > 1:
+        raise OutputError(f"it is {value!r}, which is no row")
+    return (value,)
 
 
 def records_in(frame: pa.RecordBatch) -> tuple[list[Any], list[int | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -141,6 +142,12 @@ def test_a_micro_batch_that_raises_has_done_nothing() -> None:
 def test_elements_and_results_are_of_the_declared_types() -> None:
     with pytest.raises(ConfigError, match="amount"):
         counting().push(("ann", "much"))
+    with pytest.raises(ConfigError, match="it is 'ann', which is no row"):
+        counting().push("ann")
+    with pytest.raises(ConfigError, match="there is no input 3"):
+        counting().push(("ann", 1), source=3)
+    with pytest.raises(ConfigError, match="there are 0 states 'm'"):
+        counting().entries("m")
     with pytest.raises(UserFunctionError, match=r"operator 'counts'.*'n'"):
         counting(output="user STRING, n STRING").push(("ann", 1))
     with pytest.raises(SchemaError, match="not known"):
@@ -622,6 +629,44 @@ def test_a_crash_behind_any_step_changes_nothing(kind: str) -> None:
         assert apply(stumbling, step) == wanted[number]
         moving = ProgramHarness(programs[kind], ORDERS, parallelism=1 + number % 3, restore=moving.snapshot())
         assert apply(moving, step) == wanted[number]
+
+
+def test_side_outputs_lead_into_operators_and_unions_have_ways_from_all_sides() -> None:
+    big = OutputTag("big", ORDERS)
+
+    class Parted(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            if value.amount > 5:
+                ctx.output(big, value)
+            else:
+                yield value
+
+    def program(orders):
+        parted = orders.key_by("user").process(Parted(), output=ORDERS, uid="parted")
+        pairs = parted.get_side_output(big).key_by("user").count_window(2)
+        summed = pairs.reduce(lambda a, b: (a.user, a.amount + b.amount), uid="pairs")
+        return parted.union(summed, orders.filter(lambda order: order.amount == 0))
+
+    harness = ProgramHarness(program, ORDERS)
+    harness.push_all([(("ann", amount), None) for amount in (0, 1, 6, 7, 8)])
+    assert rows(harness) == [("ann", 0), ("ann", 0), ("ann", 1), ("ann", 13)]
+
+
+def test_values_of_all_types_go_through_unchanged() -> None:
+    types = (
+        "user STRING, price DECIMAL(12, 3), at TIMESTAMP, day DATE, tags ARRAY<STRING>, "
+        "counts MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY"
+    )
+
+    class Echo(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            yield value
+
+    at = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
+    full = (None, decimal.Decimal("1.125"), at, at.date(), ["a", None], {"k": 1}, {"x": 1, "y": None}, b"x")
+    harness = ProgramHarness.of(Echo(), types, key=("user", "day"), output=types)
+    harness.push(full)
+    assert harness.take().rows == [full]
 
 
 def test_what_needs_spark_or_is_no_program_is_refused_with_what_to_do() -> None:
