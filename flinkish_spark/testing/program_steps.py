@@ -6,6 +6,7 @@ A frame here is what a DataFrame of records is in a job: control columns, then f
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,6 +122,16 @@ def blaming(uid: str | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class _Copied:
+    """A stage of which each micro-batch has a copy of its own, as each task in a job has."""
+
+    stage: Stage
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return copy.deepcopy(self.stage)(batches)
+
+
+@dataclass(frozen=True)
 class Way:
     """From a source or an operator through steps.
 
@@ -185,10 +196,10 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     function: Any = step.function
     if isinstance(function, RowTransform):
         worker, columns = function.in_worker(given)
-        return worker, columns
+        return _Copied(worker), columns
     if isinstance(function, LookupTransform):
         lookup = function.in_worker(given)
-        return lookup, lookup.columns
+        return _Copied(lookup), lookup.columns
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
         return None, given

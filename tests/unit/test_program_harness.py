@@ -245,6 +245,18 @@ def test_functions_of_single_records() -> None:
     harness = ProgramHarness.of(Doubled(), "n LONG", output="n LONG")
     harness.push(1)
     assert rows(harness) == [(1,), (1,)]
+
+    class Numbered(FlatMapFunction):
+        number = 0
+
+        def flat_map(self, value):
+            self.number += 1
+            yield (self.number,)
+
+    harness = ProgramHarness.of(Numbered(), "n LONG", output="n LONG")
+    harness.push_all([(7, None), (7, None)])
+    harness.push(7)
+    assert rows(harness) == [(1,), (1,), (2,)], "what it keeps to itself is gone with the task"
     harness = ProgramHarness.of(Even(), "n LONG")
     harness.push_all([(n, None) for n in range(5)])
     assert rows(harness) == [(2,), (4,)]
