@@ -145,7 +145,11 @@ class FilterFunction(RichFunction, ABC):
 
 
 class ReduceFunction(RichFunction, ABC):
-    """Makes one value of two; associative. `open` is told what there is but no state: its values are that."""
+    """Makes one value of two; associative.
+
+    `open` is given no state: the values are that. Nobody opens the function of a state's descriptor but the
+    function that declares the state.
+    """
 
     @abstractmethod
     def reduce(self, first: Any, second: Any) -> Any:

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import named_chain, named_scan
-from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
@@ -28,7 +27,7 @@ from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
 from flinkish_spark.graph.located import LocatedTransform
-from flinkish_spark.graph.partitioning import is_partitioning
+from flinkish_spark.graph.partitioning import check_steps_between
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
@@ -329,13 +328,7 @@ def _keyed_input(
     node: KeyedNode, entry: KeyedEntry, stream: PlannedStream, reporters: Sequence[str]
 ) -> KeyedInput:
     if isinstance(stream, TaggedStream):
-        # What only moves records is left out: here they are distributed anew.
-        if not all(map(is_partitioning, stream.transforms)):
-            raise GraphError(
-                f"operator '{node.uid}' follows a transform() behind another keyed operator",
-                why="a transform behind a keyed operator runs on the evaluated micro-batch",
-                what_to_do="move the transform into the function of the operator before it",
-            )
+        check_steps_between(node.uid, stream.transforms)
         frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     if any(isinstance(key, Column) for key in entry.keys):

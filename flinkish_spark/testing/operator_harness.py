@@ -114,7 +114,10 @@ class Output:
 
 
 class OperatorHarness:
-    """One operator with all its key groups.
+    """One keyed function with all its key groups, without declared types of its elements and results.
+
+    A :class:`~flinkish_spark.testing.ProgramHarness` takes all other kinds of functions, windows, joins and
+    whole programs, as they are written for a job.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def declared(
     ConfigError, GraphError, SchemaError, UserFunctionError
         The program declares what cannot be, or returns no stream.
     """
-    checked_parallelism("a harness", parallelism)
+    checked_parallelism("ProgramHarness", parallelism)
     check_max_parallelism(max_parallelism)
     if not callable(program):
         raise ConfigError(

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.stream_graph import SourceNode, StreamNode, legs
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
@@ -104,6 +105,8 @@ class ProgramHarness:
         self._sources: list[tuple[SourceNode, T.StructType]] = sources
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
         graph = stream._environment.graph
+        # Ways that a job could not take are refused here, too.
+        chains_to(graph, stream._node)
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:

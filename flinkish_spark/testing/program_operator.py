@@ -15,7 +15,16 @@ from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, refuse_unfit_key
 from flinkish_spark.graph.keyed_input import KeyedInput, Sent, Transport, sent_by
 from flinkish_spark.graph.keyed_plan import operator_and_shape
-from flinkish_spark.graph.stream_graph import Base, KeyedNode, SideNode, legs
+from flinkish_spark.graph.partitioning import check_steps_between
+from flinkish_spark.graph.stream_graph import (
+    Base,
+    KeyedNode,
+    Leg,
+    SideNode,
+    TransformNode,
+    legs,
+    operator_of,
+)
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
@@ -90,7 +99,7 @@ class ProgramOperator:
     ) -> None:
         self.node, self._sides, self._parallelism, self._name = node, tuple(sides), parallelism, name
         self._inputs = [
-            _input(node, number, way_of(leg, frames[id(leg.base)]))
+            _input(node, number, leg, frames[id(leg.base)])
             for number, entry in enumerate(node.entries)
             for leg in legs(entry.parent)
         ]
@@ -293,8 +302,11 @@ def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
 # -- what travels -----------------------------------------------------------------------------------------
 
 
-def _input(node: KeyedNode, number: int, way: Way) -> _Input:
-    entry, fields = node.entries[number], fields_of(way.frame)
+def _input(node: KeyedNode, number: int, leg: Leg, frame: T.StructType) -> _Input:
+    if operator_of(leg.base) is not None:
+        check_steps_between(node.uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
+    way, entry = way_of(leg, frame), node.entries[number]
+    fields = fields_of(way.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
     worker = key_worker(functions[0], way.frame, node.uid, Origins()) if functions else None
     transport = _transport(node.uid, fields, entry.keys, worker)

@@ -6,6 +6,7 @@ A frame here is what a DataFrame of records is in a job: control columns, then f
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import is_partitioning
-from flinkish_spark.graph.python_transforms import RowTransform
-from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode
+from flinkish_spark.graph.python_transforms import ProcessTransform, RowTransform
+from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode, TransformNode, operator_of
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
@@ -63,14 +64,15 @@ def frame_of(
     ConfigError
         One is not of the declared type.
     """
-    rows = [_row(value, len(fields)) for value in values]
     try:
+        rows = [_row(value, len(fields)) for value in values]
         arrays = RowWriter(arrow_schema(fields)).write(rows)
     except OutputError as error:
         raise ConfigError(
             f"an element that was pushed is not ({', '.join(f.simpleString() for f in fields)})",
             why=str(error).replace("emitted", "it has", 1),
-            what_to_do="push rows with the fields that the harness was given for this input",
+            what_to_do="push tuples, named tuples, Rows, dicts or dataclasses with the fields that the "
+            "harness was given for this input",
         ) from None
     count = len(rows)
     control = [pa.array([channel] * count, pa.int64()), pa.array(range(first, first + count), pa.int64())]
@@ -79,8 +81,11 @@ def frame_of(
 
 
 def _row(value: Any, width: int) -> Any:
-    is_row = isinstance(value, tuple | list | dict) or hasattr(value, "__dataclass_fields__")
-    return value if is_row or width > 1 else (value,)
+    if isinstance(value, tuple | list | dict) or hasattr(value, "__dataclass_fields__"):
+        return value
+    if width > 1:
+        raise OutputError(f"it is {value!r}, which is no row")
+    return (value,)
 
 
 def records_in(frame: pa.RecordBatch) -> tuple[list[Any], list[int | None]]:
@@ -114,6 +119,16 @@ def blaming(uid: str | None = None) -> Iterator[None]:
     if blamed is not None:
         blamed.add_note(f"in the operator '{uid}'")
         raise blamed
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A stage of which each micro-batch has a copy of its own, as each task in a job has."""
+
+    stage: Stage
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return copy.deepcopy(self.stage)(batches)
 
 
 @dataclass(frozen=True)
@@ -154,11 +169,25 @@ def way_of(leg: Leg, frame: T.StructType) -> Way:
         Something on it cannot be done without Spark.
     """
     stages: list[Stage] = []
+    is_told_times = not any(isinstance(step.function, ProcessTransform) for step in _functions(leg))
+    if operator_of(leg.base) is not None and not is_told_times:
+        stages.append(_untimed)
     for step in leg.steps:
         stage, frame = _stage(step, frame)
         if stage is not None:
             stages.append(stage)
     return Way(leg.base, tuple(stages), frame)
+
+
+def _functions(leg: Leg) -> Iterator[TransformNode]:
+    return (step for step in leg.steps if isinstance(step, TransformNode))
+
+
+def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Take times away: behind an operator a process function is not told of any, as in a job."""
+    for batch in batches:
+        at = batch.schema.names.index(C.TIME)
+        yield batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.int64()))
 
 
 def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]:
@@ -167,10 +196,10 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     function: Any = step.function
     if isinstance(function, RowTransform):
         worker, columns = function.in_worker(given)
-        return worker, columns
+        return _Copied(worker), columns
     if isinstance(function, LookupTransform):
         lookup = function.in_worker(given)
-        return lookup, lookup.columns
+        return _Copied(lookup), lookup.columns
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
         return None, given

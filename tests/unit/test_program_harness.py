@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -141,6 +142,12 @@ def test_a_micro_batch_that_raises_has_done_nothing() -> None:
 def test_elements_and_results_are_of_the_declared_types() -> None:
     with pytest.raises(ConfigError, match="amount"):
         counting().push(("ann", "much"))
+    with pytest.raises(ConfigError, match="it is 'ann', which is no row"):
+        counting().push("ann")
+    with pytest.raises(ConfigError, match="there is no input 3"):
+        counting().push(("ann", 1), source=3)
+    with pytest.raises(ConfigError, match="there are 0 states 'm'"):
+        counting().entries("m")
     with pytest.raises(UserFunctionError, match=r"operator 'counts'.*'n'"):
         counting(output="user STRING, n STRING").push(("ann", 1))
     with pytest.raises(SchemaError, match="not known"):
@@ -238,6 +245,18 @@ def test_functions_of_single_records() -> None:
     harness = ProgramHarness.of(Doubled(), "n LONG", output="n LONG")
     harness.push(1)
     assert rows(harness) == [(1,), (1,)]
+
+    class Numbered(FlatMapFunction):
+        number = 0
+
+        def flat_map(self, value):
+            self.number += 1
+            yield (self.number,)
+
+    harness = ProgramHarness.of(Numbered(), "n LONG", output="n LONG")
+    harness.push_all([(7, None), (7, None)])
+    harness.push(7)
+    assert rows(harness) == [(1,), (1,), (2,)], "what it keeps to itself is gone with the task"
     harness = ProgramHarness.of(Even(), "n LONG")
     harness.push_all([(n, None) for n in range(5)])
     assert rows(harness) == [(2,), (4,)]
@@ -538,6 +557,128 @@ def test_timestamp_functions_and_hints() -> None:
     )
     harness.push(("ann", 3), 4)
     assert harness.take().rows == [("ann", 7)]
+
+
+def test_ways_that_a_job_could_not_take_are_refused() -> None:
+    def twice(orders):
+        sums = orders.key_by("user").sum("amount", uid="sums")
+        return sums.key_by("user").join(sums.key_by("user")).interval(lower_ms=0, upper_ms=1, uid="pairs")
+
+    def between(orders):
+        sums = orders.key_by("user").sum("amount", uid="sums").map(lambda row: row, output=ORDERS)
+        return sums.key_by("user").sum("amount", uid="again")
+
+    for program, says in ((twice, "reads 'sums' on two ways"), (between, r"follows a transform\(\) behind")):
+        with pytest.raises(GraphError, match=says):
+            ProgramHarness(program, ORDERS)
+
+
+def test_a_process_function_behind_an_operator_is_told_no_times() -> None:
+    class Times(ProcessFunction):
+        def process_element(self, value, ctx):
+            yield (str(ctx.timestamp()),)
+
+    harness = ProgramHarness(
+        lambda stream: stream.key_by("user").sum("amount", uid="s").process(Times(), output="t STRING"),
+        ORDERS,
+    )
+    harness.push(("ann", 1), 5)
+    assert harness.take().rows == [("None",)], "as in a job"
+
+
+STEPS: list[Any] = [
+    [(("ann", 1), 1), (("ben", 2), 4)],
+    3,
+    [(("ann", 3), 8), (("ann", 4), 2)],
+    9,
+    [(("ben", 5), 10), (("cid", 6), 21)],
+    14,
+    [(("ann", 7), 30), (("ben", 8), 12)],
+    40,
+]
+
+
+def apply(harness: ProgramHarness, step: Any) -> list[tuple[Any, ...]]:
+    if isinstance(step, int):
+        harness.watermark(step)
+    else:
+        harness.push_all(step)
+    return rows(harness)
+
+
+@pytest.mark.parametrize("kind", ["fold", "session", "sum", "interval", "chain"])
+def test_a_crash_behind_any_step_changes_nothing(kind: str) -> None:
+    total = AggregateColumn("total", Fold.SUM, "amount")
+    tumbling = TumblingEventTimeWindows(10)
+
+    def add(a: Any, b: Any) -> Any:
+        return a.user, a.amount + b.amount
+
+    programs: dict[str, Any] = {
+        "fold": lambda s: s.key_by("user").window(tumbling).allowed_lateness(5).fold(total, uid="one"),
+        "session": lambda s: s.key_by("user").window(EventTimeSessionWindows(5)).reduce(add, uid="one"),
+        "sum": lambda s: s.key_by("user").sum("amount", uid="one", emit=Emit.PER_KEY),
+        "interval": lambda s: s.key_by("user").interval_join(
+            s.key_by("user"), lower_ms=0, upper_ms=9, join_type=JoinType.LEFT, uid="one"
+        ),
+        "chain": lambda s: (
+            s.key_by("user")
+            .window(tumbling)
+            .reduce(add, uid="one")
+            .key_by("user")
+            .window(TumblingEventTimeWindows(20))
+            .fold(total, uid="two")
+        ),
+    }
+    whole = ProgramHarness(programs[kind], ORDERS)
+    wanted = [apply(whole, step) for step in STEPS]
+    assert any(wanted)
+    stumbling, moving = (ProgramHarness(programs[kind], ORDERS, parallelism=2) for _ in range(2))
+    for number, step in enumerate(STEPS):
+        stumbling.snapshot()
+        apply(stumbling, step)
+        stumbling.crash()
+        assert apply(stumbling, step) == wanted[number]
+        moving = ProgramHarness(programs[kind], ORDERS, parallelism=1 + number % 3, restore=moving.snapshot())
+        assert apply(moving, step) == wanted[number]
+
+
+def test_side_outputs_lead_into_operators_and_unions_have_ways_from_all_sides() -> None:
+    big = OutputTag("big", ORDERS)
+
+    class Parted(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            if value.amount > 5:
+                ctx.output(big, value)
+            else:
+                yield value
+
+    def program(orders):
+        parted = orders.key_by("user").process(Parted(), output=ORDERS, uid="parted")
+        pairs = parted.get_side_output(big).key_by("user").count_window(2)
+        summed = pairs.reduce(lambda a, b: (a.user, a.amount + b.amount), uid="pairs")
+        return parted.union(summed, orders.filter(lambda order: order.amount == 0))
+
+    harness = ProgramHarness(program, ORDERS)
+    harness.push_all([(("ann", amount), None) for amount in (0, 1, 6, 7, 8)])
+    assert rows(harness) == [("ann", 0), ("ann", 0), ("ann", 1), ("ann", 13)]
+
+
+def test_values_of_all_types_go_through_unchanged() -> None:
+    types = (
+        "user STRING, price DECIMAL(12, 3), at TIMESTAMP, day DATE, tags ARRAY<STRING>, "
+        "counts MAP<STRING, LONG>, place STRUCT<x: INT, y: STRING>, raw BINARY"
+    )
+
+    class Echo(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            yield value
+
+    at = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
+    full = (None, decimal.Decimal("1.125"), at, at.date(), ["a", None], {"k": 1}, {"x": 1, "y": None}, b"x")
+    harness = ProgramHarness.of(Echo(), types, key=("user", "day"), output=types)
+    harness.push(full)
+    assert harness.take().rows == [full]
 
 
 def test_what_needs_spark_or_is_no_program_is_refused_with_what_to_do() -> None:
