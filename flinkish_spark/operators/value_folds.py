@@ -43,13 +43,26 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
     kind = element.fields[at].dataType
     if isinstance(aggregate, ElementChoice):
         return _choosing(aggregate, at)
-    fold = _adding(aggregate.field, kind) if aggregate.fold is Fold.SUM else _choosing_value(aggregate.fold)
+    fold = value_fold(aggregate.fold, aggregate.field, kind)
     gather = element.gathering()
 
     def reduce(first: Any, second: Any) -> Any:
         return gather((*first[:at], fold(first[at], second[at]), *first[at + 1 :]))
 
     return reduce
+
+
+def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
+    """Return the sum, least or greatest of two values of a field; null is nothing.
+
+    Parameters
+    ----------
+    fold
+        SUM, MIN or MAX.
+    name, kind
+        Of the field; a sum that leaves its type raises AggregateOverflow.
+    """
+    return _adding(name, kind) if fold is Fold.SUM else _choosing_value(fold)
 
 
 def _choosing(choice: ElementChoice, at: int) -> Reduce:
