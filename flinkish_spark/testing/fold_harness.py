@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.aggregates import AggregateColumn
+from flinkish_spark.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.graph.keyed_input import Sent, Transport, folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain
@@ -36,7 +36,7 @@ class FoldHarness:
     spec
         Which windows.
     columns
-        The folds.
+        The folds, or which elements come out.
     input_type
         Fields of the elements, as DDL.
     key
@@ -60,7 +60,7 @@ class FoldHarness:
     def __init__(
         self,
         spec: WindowSpec,
-        columns: Sequence[AggregateColumn],
+        columns: Sequence[AggregateColumn] | ElementChoice,
         input_type: str,
         key: str,
         *,
@@ -74,9 +74,8 @@ class FoldHarness:
         assert isinstance(schema, T.StructType)
         self._fields, self._key, self._groups = schema, schema.names.index(key), max_parallelism
         self.transport = _transport(schema, self._key)
-        self.sent: Sent = folding_windows(
-            FoldingWindows(spec, tuple(columns)), uid, schema, [key], self.transport
-        )
+        computed = columns if isinstance(columns, ElementChoice) else tuple(columns)
+        self.sent: Sent = folding_windows(FoldingWindows(spec, computed), uid, schema, [key], self.transport)
         folded = self.sent.folded
         assert folded is not None
         assert isinstance(folded.operator, WindowFold)
