@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.aggregates import AggregateColumn, Fold
+from flinkish_spark.aggregates import AggregateColumn, ElementChoice, Fold, Ties
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.graph.declared import output_schema
@@ -182,25 +182,73 @@ class WindowedStream:
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
         column_windows(self._spec, uid)
-        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
+        return self._folding(columns, uid, max_parallelism)
 
     def sum(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
-        """Emit the sum of a field under the field's name; see :meth:`fold`.
+        """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
+
+        Rows are those of :meth:`fold`, for any windows. Those that cannot be folded over columns (count and
+        global windows, sessions with a gap of the element's, an own trigger, an evictor, retractions) are
+        computed element by element: each late element then fires its window once more.
 
         Parameters
         ----------
         field
             Nulls are left out; a sum that leaves the field's type stops the job.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            When the job is planned: there is no such field, or its type has no sum.
         """
-        return self.fold(AggregateColumn(field, Fold.SUM, field), uid=uid, max_parallelism=max_parallelism)
+        return self._folding((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
 
     def min(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
-        """Emit the least of a field under the field's name; see :meth:`fold`."""
-        return self.fold(AggregateColumn(field, Fold.MIN, field), uid=uid, max_parallelism=max_parallelism)
+        """Emit the least of a field under the field's name; see :meth:`sum`."""
+        return self._folding((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
 
     def max(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
-        """Emit the greatest of a field under the field's name; see :meth:`fold`."""
-        return self.fold(AggregateColumn(field, Fold.MAX, field), uid=uid, max_parallelism=max_parallelism)
+        """Emit the greatest of a field under the field's name; see :meth:`sum`."""
+        return self._folding((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
+
+    def min_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+    ) -> DataStream:
+        """Emit the whole element whose field is the least, and `window_start, window_end` behind it.
+
+        For any windows, as :meth:`sum`.
+
+        Parameters
+        ----------
+        field
+            Null is neither the least nor the greatest, unless there is nothing else; NaN is the greatest.
+        ties
+            Which of several that are equal; by default the one that came first.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            `ties` is no :class:`~flinkish_spark.Ties`. When the job is planned: there is no such field, or
+            its type has no order.
+        SchemaError
+            When the job is planned: the elements have a field `window_start` or `window_end` themselves.
+        """
+        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
+
+    def max_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+    ) -> DataStream:
+        """Emit the whole element whose field is the greatest; see :meth:`min_by`."""
+        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
+
+    def _folding(
+        self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
 
     def _apply(
         self,

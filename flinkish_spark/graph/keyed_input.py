@@ -12,10 +12,17 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import check_field_names, check_late_output, output_schema
 from flinkish_spark.graph.key_selectors import refuse_unfit_key
-from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, fields_of
+from flinkish_spark.graph.operator_factories import (
+    FoldingColumns,
+    FoldingWindows,
+    fields_of,
+    with_retraction_field,
+)
 from flinkish_spark.graph.stream_graph import KeyedNode
+from flinkish_spark.operators.column_windows import NotOverColumns, column_windows_or_why_not
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.operators.vectorized_windows import ELEMENTS, LAST_MS, WindowFold
+from flinkish_spark.operators.window_operator import WindowOperator
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import Combiner, WindowCombiner
@@ -78,7 +85,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Folded:
-    """An operator over columns that is made when the fields of its input are known.
+    """An operator of folds, which is made when the fields of its input are known.
 
     Parameters
     ----------
@@ -92,7 +99,7 @@ class Folded:
         Computes a part of it before the shuffle; None where rows travel as they are.
     """
 
-    operator: MergePartials | WindowFold
+    operator: MergePartials | WindowFold | WindowOperator
     fields: tuple[str, ...]
     output: T.StructType
     combiner: Combiner | WindowCombiner | None = None
@@ -139,7 +146,9 @@ def _folding(function: FoldingColumns, given: KeyedInput, transport: Transport) 
 def folding_windows(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
 ) -> Sent:
-    """Return what travels into folds of windows: parts of them, or the rows where late ones go elsewhere.
+    """Return what travels into folds of windows: parts of them, or the rows.
+
+    Rows travel where late ones go elsewhere, and where windows are computed element by element.
 
     Parameters
     ----------
@@ -163,18 +172,23 @@ def folding_windows(
             what_to_do="call assign_timestamps_and_watermarks() before key_by()",
             uid=uid,
         )
-    rules = function.rules(schema, uid)
-    operator = function.operator(rules, schema, keys)
-    folds = tuple(fields_of(rules.aggregation))
-    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in operator.key_places]
-    output = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
+    folds = tuple(fields_of(function.aggregation(schema)))
+    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
+    result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
+    output = with_retraction_field(function.spec, result)
     check_field_names(output, f"the output of '{uid}'")
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid)
+    windows = column_windows_or_why_not(function.spec)
+    if isinstance(windows, NotOverColumns):
+        by_element = function.by_element(schema, keys, result)
+        return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
+    operator = function.over_columns(windows, schema, keys)
+    if function.spec.late_output is not None:
         return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
     extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
     kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
-    combiner = WindowCombiner(rules, _names(kept), transport.key_names, fields)
+    combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
     return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
 

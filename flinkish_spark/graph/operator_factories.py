@@ -8,16 +8,17 @@ from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
-from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, Fold
+from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.column_windows import column_windows
+from flinkish_spark.operators.column_windows import ColumnWindows
 from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.elementwise_folds import KeysAndWindow, chosen_element, folded_field
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.value_folds import element_reduce
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, Columns, element_aggregation
 from flinkish_spark.operators.vectorized_windows import Partials, WholeElements, WindowFold
-from flinkish_spark.operators.window_operator import window_operator
+from flinkish_spark.operators.window_operator import WindowOperator, window_operator
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.state import StateTtl
@@ -63,10 +64,7 @@ class Windows:
 
     def output(self, *schemas: T.StructType) -> T.StructType:
         """Return the fields of what is emitted."""
-        fields = list(self._result(schemas[0]))
-        if self.spec.retraction_field is not None:
-            fields.append(T.StructField(self.spec.retraction_field, T.BooleanType()))
-        return T.StructType(fields)
+        return with_retraction_field(self.spec, self._result(schemas[0]))
 
     def _result(self, elements: T.StructType) -> T.StructType:
         return elements if self.result is None else self.result
@@ -142,40 +140,74 @@ class FoldingColumns:
 
 @dataclass(frozen=True)
 class FoldingWindows:
-    """Folds of windows over columns, most of it before the shuffle; once per key, window and micro-batch.
+    """Folds of windows: over columns, most of it before the shuffle, or else element by element.
 
     Parameters
     ----------
     spec
         Which windows.
     columns
-        Folds of fields.
+        Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
     """
 
     spec: WindowSpec
-    columns: tuple[AggregateColumn, ...]
+    columns: tuple[AggregateColumn, ...] | ElementChoice
 
     @property
     def needs_event_time(self) -> bool:
         """Whether windows go by event time."""
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
-    def rules(self, schema: T.StructType, uid: str) -> WindowRules:
+    def aggregation(self, schema: T.StructType) -> ColumnAggregation:
         """Return what is computed.
 
         Raises
         ------
         ConfigError
-            There is no such field, or its type has no such fold; or these windows cannot be folded.
+            There is no such field, or its type has no such fold.
         """
-        aggregation = Columns(self.columns, ddl_of(schema))
-        return WindowRules(column_windows(self.spec, uid), self.spec.allowed_lateness_ms, aggregation)
+        ddl = ddl_of(schema)
+        if isinstance(self.columns, ElementChoice):
+            return element_aggregation(self.columns, ddl)
+        return Columns(self.columns, ddl)
 
-    def operator(self, rules: WindowRules, schema: T.StructType, keys: Sequence[object]) -> WindowFold:
-        """Return the operator; keys that are fields come out in front of the folds."""
+    def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+        """Return which parts of the key come out in front: the fields among them; none before elements."""
+        return () if isinstance(self.columns, ElementChoice) else own_keys(schema, keys)
+
+    def over_columns(
+        self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
+    ) -> WindowFold:
+        """Return the operator over columns."""
+        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
         late_output = self.spec.late_output
         reader = Partials() if late_output is None else WholeElements()
-        return WindowFold(rules, own_keys(schema, keys), reader, late_output)
+        return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
+
+    def by_element(
+        self, schema: T.StructType, keys: Sequence[object], result: T.StructType
+    ) -> WindowOperator:
+        """Return the operator that computes the same element by element.
+
+        Parameters
+        ----------
+        result
+            Fields of its results, without that of retractions.
+        """
+        ddl = ddl_of(schema)
+        if isinstance(self.columns, ElementChoice):
+            computation = chosen_element(self.columns, ddl)
+        else:
+            (column,) = self.columns
+            computation = folded_field(column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys)))
+        return window_operator(self.spec, computation, ddl, ddl_of(result))
+
+
+def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
+    """Return what is emitted where these fields are a result: with that of retractions, if there are any."""
+    if spec.retraction_field is None:
+        return result
+    return T.StructType([*result, T.StructField(spec.retraction_field, T.BooleanType())])
 
 
 def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:

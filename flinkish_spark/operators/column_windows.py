@@ -24,7 +24,6 @@ from flinkish_spark.windows.assigners import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WindowAssigner,
 )
 from flinkish_spark.windows.spec import WindowSpec
 
@@ -209,6 +208,14 @@ class SessionWindows(ColumnWindows):
         return Together(order, begins, start_ms[begins], reached[lasts])
 
 
+@dataclass(frozen=True)
+class NotOverColumns:
+    """Why windows have to be computed element by element: what they have, and what is missing for that."""
+
+    what: str
+    why: str
+
+
 def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     """Return the windows of a specification.
 
@@ -217,17 +224,29 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     ConfigError
         They cannot be computed over columns.
     """
+    found = column_windows_or_why_not(spec)
+    if isinstance(found, NotOverColumns):
+        raise ConfigError(
+            f"the windows of '{uid}' cannot be folded over columns with {found.what}",
+            why=found.why,
+            what_to_do="use sum(), min(), max(), aggregate(), reduce() or process(): element by element",
+            uid=uid,
+        )
+    return found
+
+
+def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumns:
+    """Return the windows of a specification, or why they cannot be computed over columns."""
     assigner, clock = spec.assigner, spec.assigner.clock
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
-        raise _refused(
-            uid, f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
+        return NotOverColumns(
+            f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
         )
     if spec.retraction_field is not None:
-        raise _refused(uid, "retractions", "folds do not keep what they have emitted")
+        return NotOverColumns("retractions", "folds do not keep what they have emitted")
     if spec.trigger is not None and type(spec.trigger) is not default:
-        raise _refused(
-            uid,
+        return NotOverColumns(
             f"the trigger {type(spec.trigger).__name__}",
             f"over columns a window fires at its end, as by {default.__name__}",
         )
@@ -237,7 +256,11 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     if kind in _ALIGNED:
         assert isinstance(assigner, _ALIGNED)
         return AlignedWindows(clock, *assigner.periods_ms)
-    raise _refused(uid, f"{kind.__name__}", _why_not(assigner))
+    return NotOverColumns(
+        kind.__name__,
+        f"folds over columns are there for tumbling and sliding windows and for sessions with a fixed gap, "
+        f"and {kind.__name__} is none of these",
+    )
 
 
 _ALIGNED = (
@@ -246,22 +269,6 @@ _ALIGNED = (
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
 )
-
-
-def _why_not(assigner: WindowAssigner) -> str:
-    return (
-        f"folds over columns are there for tumbling and sliding windows and for sessions with a fixed gap, "
-        f"and {type(assigner).__name__} is none of these"
-    )
-
-
-def _refused(uid: str, what: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"the windows of '{uid}' cannot be folded over columns with {what}",
-        why=why,
-        what_to_do="use aggregate(), reduce() or process(), which work element by element",
-        uid=uid,
-    )
 
 
 def later_ms(times_ms: Array, by_ms: int) -> Array:

@@ -268,7 +268,7 @@ def test_late_elements_go_out_as_they_came() -> None:
 )
 def test_what_cannot_be_folded_is_refused_with_what_to_use(spec, says) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
-        WindowedStream(None, spec).sum("n", uid="sums")
+        WindowedStream(None, spec).fold(TOTAL, uid="sums")
     assert "aggregate(), reduce() or process()" in str(refused.value)
     assert "'sums'" in str(refused.value)
 
