@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flinkish_spark.functions import AggregateFunction
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.window_operator import WindowOperator, window_operator
+from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
@@ -24,6 +25,7 @@ from flinkish_spark.windows import (
     EventTimeSessionWindows,
     GlobalWindows,
     ProcessingTimeSessionWindows,
+    ProcessingTimeTrigger,
     ProcessWindow,
     ProcessWindowFunction,
     PurgingTrigger,
@@ -31,10 +33,14 @@ from flinkish_spark.windows import (
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TimeEvictor,
+    Trigger,
+    TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowComputation,
     WindowSpec,
+    count_window,
+    sliding_count_window,
 )
 
 INPUT = "k STRING, n LONG"
@@ -102,10 +108,22 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any, int]
         True,
     ),
     "global": (GlobalWindows, GlobalWindows, lambda e, t: [GLOBAL_WINDOW], False),
+    "count": (GlobalWindows, GlobalWindows, lambda e, t: [GLOBAL_WINDOW], False),
+    "sliding count": (GlobalWindows, GlobalWindows, lambda e, t: [GLOBAL_WINDOW], False),
 }
+#: Windows that are more than an assigner.
+COUNTED = {"count": count_window(3), "sliding count": sliding_count_window(3, 2)}
 TRIGGERS = ("default", "count", "continuous")
+#: With some kinds only: one of a user's, and the clock that the windows do not go by.
+MORE_TRIGGERS = ("own", "processing time")
 CLOCKS = ("event time", "processing time")
-COMPUTATIONS = ("process", "reduce", "aggregate")
+#: Fields of what a computation makes.
+FIELDS = {
+    "process": "k STRING, begin_ms LONG, end_ms LONG, numbers ARRAY<LONG>",
+    "reduce": "k STRING, n LONG",
+    "aggregate": "total LONG, n LONG",
+}
+COMPUTATIONS = tuple(FIELDS)
 
 
 @dataclass(frozen=True)
@@ -119,33 +137,44 @@ class Combination:
     is_discarding: bool
     computation: str = "process"
     evicts: bool = False
+    retracts: bool = False
 
     def __str__(self) -> str:
         mode = "discarding" if self.is_discarding else "accumulating"
         late = f"lateness {self.lateness_ms}"
         evictor = "-evictor" if self.evicts else ""
-        return f"{self.kind}-{self.trigger}-{self.clock}-{late}-{mode}-{self.computation}{evictor}"
+        gone = "-retractions" if self.retracts else ""
+        return f"{self.kind}-{self.trigger}-{self.clock}-{late}-{mode}-{self.computation}{evictor}{gone}"
 
     @property
     def by_event_time(self) -> bool:
         return self.clock == "event time"
 
     @property
+    def has_end(self) -> bool:
+        return KINDS[self.kind][0] is not GlobalWindows
+
+    @property
     def merges(self) -> bool:
         return KINDS[self.kind][3]
 
     def spec(self) -> WindowSpec:
+        if self.kind in COUNTED:
+            return replace(COUNTED[self.kind], late_output=LATE)
         assigner = KINDS[self.kind][0 if self.by_event_time else 1]()
         continuous = ContinuousEventTimeTrigger if self.by_event_time else ContinuousProcessingTimeTrigger
         trigger = {
             "default": assigner.default_trigger(),
             "count": CountTrigger(3),
             "continuous": continuous(INTERVAL_MS),
+            "own": EvenTrigger(self.clock),
+            "processing time": ProcessingTimeTrigger(),
         }[self.trigger]
         if self.is_discarding:
             trigger = PurgingTrigger(trigger)
         evictor = TimeEvictor(6) if self.evicts else None
-        return WindowSpec(assigner, trigger, evictor, self.lateness_ms, LATE)
+        field = "is_gone" if self.retracts else None
+        return WindowSpec(assigner, trigger, evictor, self.lateness_ms, LATE, field)
 
     def computation_of(self) -> WindowComputation:
         if self.computation == "process":
@@ -155,7 +184,7 @@ class Combination:
         return AggregateWindow(Sum(), "total LONG, n LONG")
 
     def operator(self) -> WindowOperator:
-        return window_operator(self.spec(), self.computation_of(), INPUT)
+        return window_operator(self.spec(), self.computation_of(), INPUT, FIELDS[self.computation])
 
     def run(self, operator: KeyedStreamOperator | None = None, **settings: Any) -> OperatorHarness:
         return OperatorHarness(
@@ -178,7 +207,8 @@ class Combination:
 TABLE = [
     Combination(*line)
     for line in itertools.product(KINDS, TRIGGERS, CLOCKS, (0, 7), (False, True))
-    if not (line[0] == "global" and line[1] == "default")
+    if line[0] not in COUNTED
+    and not (line[0] == "global" and line[1] == "default")
     and not (line[2] == "processing time" and line[3])
     and not (line[0] == "global" and line[3])
 ]
@@ -189,6 +219,92 @@ TABLE += [
     for computation, evicts in itertools.product(COMPUTATIONS, (False, True))
     if (computation, evicts) != ("process", False)
 ]
+TABLE += [
+    Combination(kind, "own", clock, lateness_ms, is_discarding)
+    for kind in ("tumbling", "sliding", "session", "global")
+    for clock, lateness_ms in (("event time", 0), ("event time", 7), ("processing time", 0))
+    for is_discarding in (False, True)
+    if not (kind == "global" and lateness_ms)
+]
+TABLE += [
+    Combination(kind, "processing time", "event time", lateness_ms, is_discarding)
+    for kind, lateness_ms in itertools.product(("tumbling", "sliding", "session"), (0, 7))
+    for is_discarding in (False, True)
+]
+TABLE += [
+    Combination(kind, "default", clock, 0, kind == "count")
+    for kind, clock in itertools.product(("global", *COUNTED), CLOCKS)
+]
+TABLE += [
+    Combination(kind, trigger, "event time", 7, is_discarding, retracts=True)
+    for kind, trigger in itertools.product(("tumbling", "sliding", "session"), (*TRIGGERS, "own"))
+    for is_discarding in (False, True)
+]
+TABLE += [
+    Combination("dynamic session", "default", "event time", 7, False, retracts=True),
+    Combination("session", "continuous", "processing time", 0, False, retracts=True),
+    Combination("session", "default", "event time", 7, False, "process", True, retracts=True),
+    *(
+        Combination("session", "default", "event time", 7, False, one, retracts=True)
+        for one in COMPUTATIONS[1:]
+    ),
+]
+
+
+class AddUp(ReduceFunction):
+    def reduce(self, first, second):
+        return first + second
+
+
+class EvenTrigger(Trigger):
+    """A user's: fires at even numbers, and at the window's end if something came since it fired."""
+
+    def __init__(self, clock: str) -> None:
+        self._by_event_time = clock == CLOCKS[0]
+        self._news = ReducingStateDescriptor("news", AddUp(), "LONG")
+
+    def states(self):
+        return (self._news,)
+
+    def on_element(self, value, timestamp_ms, window, ctx):
+        news = ctx.get_partitioned_state(self._news)
+        if value[1] % 2 == 0:
+            news.clear()
+            return TriggerResult.FIRE
+        news.add(1)
+        self._await_end(window, ctx)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time_ms, window, ctx):
+        return self._at(time_ms, window, ctx)
+
+    def on_processing_time(self, time_ms, window, ctx):
+        return self._at(time_ms, window, ctx)
+
+    def can_merge(self):
+        return True
+
+    def on_merge(self, window, ctx):
+        ctx.merge_partitioned_state(self._news)
+        self._await_end(window, ctx)
+
+    def clear(self, window, ctx):
+        ctx.get_partitioned_state(self._news).clear()
+        ctx.delete_event_time_timer(window.max_timestamp_ms)
+        ctx.delete_processing_time_timer(window.max_timestamp_ms)
+
+    def _await_end(self, window, ctx):
+        if not self._by_event_time:
+            ctx.register_processing_time_timer(window.max_timestamp_ms)
+        elif window.max_timestamp_ms > ctx.current_watermark():
+            ctx.register_event_time_timer(window.max_timestamp_ms)
+
+    def _at(self, time_ms, window, ctx):
+        news = ctx.get_partitioned_state(self._news)
+        if time_ms != window.max_timestamp_ms or news.get() is None:
+            return TriggerResult.CONTINUE
+        news.clear()
+        return TriggerResult.FIRE
 
 
 class Numbers(ProcessWindowFunction):
@@ -210,147 +326,6 @@ class Sum(AggregateFunction):
         return first[0] + second[0], first[1] + second[1]
 
 
-@dataclass
-class Item:
-    """An element in one window, as the model sees it."""
-
-    key: str
-    number: int
-    time_ms: int | None
-    own: tuple[int, int]
-    is_gone: bool = False
-    is_counted: bool = False
-    planned_ms: int | None = None
-
-
-@dataclass
-class Model:
-    """Recomputes all windows from all elements at each step."""
-
-    of: Combination
-    items: list[Item] = field(default_factory=list)
-    watermark_ms: int = MIN_WATERMARK_MS
-    clock_ms: int = 0
-    rows: list[tuple[Any, int]] = field(default_factory=list)
-    late: list[Any] = field(default_factory=list)
-
-    def step(self, step: Step) -> tuple[list[Any], list[Any]]:
-        """Return sorted (row, time) and the late elements."""
-        self.rows, self.late = [], []
-        what, argument = step
-        before = self.now_ms
-        if what == "watermark":
-            if argument <= self.watermark_ms:
-                return [], []
-            self.watermark_ms = argument
-        elif what == "time":
-            if argument < self.clock_ms:
-                return [], []
-            self.clock_ms = argument
-        self._advance(before)
-        for element in argument if what == "push" else ():
-            self._add(*element)
-        return sorted(self.rows, key=repr), self.late
-
-    @property
-    def now_ms(self) -> int:
-        return self.watermark_ms if self.of.by_event_time else self.clock_ms
-
-    def _groups(self) -> list[tuple[str, tuple[int, int], list[Item]]]:
-        """Return key, window and items of all windows."""
-        groups: list[tuple[str, tuple[int, int], list[Item]]] = []
-        for item in sorted(self.items, key=lambda item: (item.key, item.own)):
-            if groups and groups[-1][0] == item.key and self._is_one(groups[-1][1], item.own):
-                key, window, items = groups.pop()
-                groups.append((key, (window[0], max(window[1], item.own[1])), [*items, item]))
-            else:
-                groups.append((item.key, item.own, [item]))
-        return groups
-
-    def _is_one(self, window: tuple[int, int], other: tuple[int, int]) -> bool:
-        return other[0] <= window[1] if self.of.merges else window == other
-
-    @staticmethod
-    def _last_ms(window: tuple[int, int]) -> int:
-        return MAX_WATERMARK_MS if window[1] == MAX_WATERMARK_MS else window[1] - 1
-
-    def _over_ms(self, window: tuple[int, int]) -> int:
-        return self._last_ms(window) + (self.of.lateness_ms if self.of.by_event_time else 0)
-
-    def _add(self, key: str, number: int, time_ms: int) -> None:
-        windows = KINDS[self.of.kind][2]((key, number), time_ms if self.of.by_event_time else self.clock_ms)
-        is_taken = False
-        for own in windows:
-            added = Item(key, number, time_ms, own)
-            self.items.append(added)
-            window, items = next((w, i) for _, w, i in self._groups() if any(one is added for one in i))
-            if self.of.by_event_time and self.of.kind != "global" and self._over_ms(window) <= self.now_ms:
-                self.items.remove(added)
-                continue
-            is_taken = True
-            self._on_element(key, window, items, time_ms)
-        is_late = self.of.by_event_time and self.of.kind != "global"
-        if not is_taken and is_late and time_ms + self.of.lateness_ms <= self.now_ms:
-            self.late.append((key, number))
-
-    def _on_element(self, key: str, window: tuple[int, int], items: list[Item], time_ms: int) -> None:
-        if self.of.trigger == "count":
-            uncounted = [item for item in items if not item.is_counted]
-            if len(uncounted) >= 3:
-                self._fire(key, window, items)
-                for item in uncounted:
-                    item.is_counted = True
-        elif self.of.by_event_time and self._last_ms(window) <= self.now_ms:
-            self._fire(key, window, items)
-        elif self.of.trigger == "continuous" and all(item.planned_ms is None for item in items):
-            begin_ms = time_ms if self.of.by_event_time else self.clock_ms
-            following = next(t for t in itertools.count(begin_ms + 1) if t % INTERVAL_MS == 0)
-            items[0].planned_ms = min(following, self._last_ms(window))
-
-    def _advance(self, before_ms: int) -> None:
-        now_ms = self.now_ms
-        for key, window, items in self._groups():
-            last_ms = self._last_ms(window)
-            if self.of.trigger == "continuous":
-                self._fire_planned(key, window, items)
-            is_ending = before_ms < last_ms or not self.of.by_event_time
-            if self.of.trigger != "count" and is_ending and last_ms <= now_ms:
-                self._fire(key, window, items)
-            if last_ms <= now_ms:
-                for item in items:
-                    item.planned_ms = None
-            if self._over_ms(window) <= now_ms and self.of.kind != "global":
-                self.items = [one for one in self.items if not any(one is item for item in items)]
-
-    def _fire_planned(self, key: str, window: tuple[int, int], items: list[Item]) -> None:
-        last_ms = self._last_ms(window)
-        if last_ms == self.now_ms == MAX_WATERMARK_MS:
-            return
-        planned = min((item.planned_ms for item in items if item.planned_ms is not None), default=None)
-        if planned is None:
-            return
-        while planned <= self.now_ms and planned < last_ms:
-            self._fire(key, window, items)
-            planned = min(planned + INTERVAL_MS, last_ms)
-        for item in items:
-            item.planned_ms = None
-        items[0].planned_ms = planned
-
-    def _fire(self, key: str, window: tuple[int, int], items: list[Item]) -> None:
-        there = [item for item in items if not item.is_gone]
-        if self.of.evicts and there:
-            limit_ms = max(item.time_ms or 0 for item in there) - 6
-            for item in there:
-                item.is_gone = (item.time_ms or 0) <= limit_ms
-            there = [item for item in there if not item.is_gone]
-        if there:
-            row = self.of.result(key, window, [item.number for item in there])
-            self.rows.append((row, self._last_ms(window)))
-        if self.of.is_discarding:
-            for item in there:
-                item.is_gone = True
-
-
 def apply(harness: OperatorHarness, step: Step) -> None:
     """Do a step."""
     what, argument = step
@@ -366,7 +341,8 @@ def taken(harness: OperatorHarness) -> tuple[list[Any], list[Any]]:
     """Return sorted (row, time), and the late elements, as the model does."""
     output = harness.take()
     rows = sorted(zip(output.rows, output.times_ms, strict=True), key=repr)
-    rows = [(tuple(row), time_ms) for row, time_ms in rows]
+    # Rows that are taken back come out of the state, where tuples are lists.
+    rows = [(tuple(tuple(v) if isinstance(v, list) else v for v in row), time_ms) for row, time_ms in rows]
     return sorted(rows, key=repr), output.side.get("late", [])
 
 

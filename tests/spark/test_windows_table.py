@@ -15,7 +15,8 @@ from flinkish_spark.sources import CollectionSource, RateLimit
 from flinkish_spark.windowed_stream import WindowedStream
 from flinkish_spark.windows import ReduceWindow
 from tests.support import environment, running
-from tests.windows_support import LATE, TABLE, Combination, Model
+from tests.windows_model import Model
+from tests.windows_support import LATE, TABLE, Combination
 
 pytestmark = pytest.mark.timeout(600)
 #: Each kind, trigger, lateness and accumulation is in it, and each computation.

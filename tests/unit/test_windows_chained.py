@@ -62,9 +62,7 @@ def test_a_job_that_is_drained_loses_none_of_its_last_records_and_fires_every_wi
 
 @pytest.mark.parametrize("combination", TABLE[::15], ids=str)
 def test_an_operator_travels_before_it_is_opened(combination) -> None:
-    there = pickle.loads(
-        cloudpickle.dumps(window_operator(combination.spec(), combination.computation_of(), INPUT))
-    )
+    there = pickle.loads(cloudpickle.dumps(combination.operator()))
     one = OperatorHarness(there, key=lambda e: e[0], key_type="STRING", max_parallelism=1)
     other = combination.run()
     for step in (("push", [("a", 1, 3), ("a", 2, 4), ("b", 3, 12)]), ("watermark", 30), ("time", 90)):

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from tests.stumbling import Restarting
-from tests.windows_support import KINDS, TABLE, TINY, TRIGGERS, Combination, Model, Step, apply, left, taken
+from tests.windows_model import Model
+from tests.windows_support import (
+    KINDS,
+    MORE_TRIGGERS,
+    TABLE,
+    TINY,
+    TRIGGERS,
+    Combination,
+    Step,
+    apply,
+    left,
+    taken,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 END: list[Step] = [("watermark", MAX_WATERMARK_MS), ("time", 1_000)]
@@ -53,7 +65,7 @@ def check(combination: Combination, steps: list[Step]) -> None:
         if at % 4 == 0:
             assert left(restored) == left(plain)
             assert restored.timer_count() == plain.timer_count()
-    if combination.kind != "global":
+    if combination.has_end:
         assert (left(plain), plain.timer_count()) == ({}, 0)
 
 
@@ -65,9 +77,9 @@ def test_the_page_lists_the_table() -> None:
         kind, trigger, *cells = [cell.strip() for cell in line.strip("|").split("|")] + [""]
         for (clock, lateness_ms), cell in zip(clocks, cells, strict=False):
             modes = [word.strip() for word in cell.split(",")]
-            if kind in KINDS and trigger in TRIGGERS and cell != "-":
+            if kind in KINDS and trigger in (*TRIGGERS, *MORE_TRIGGERS) and cell != "-":
                 listed |= {(kind, trigger, clock, lateness_ms, mode == "discarding") for mode in modes}
-    plain = [one for one in TABLE if (one.computation, one.evicts) == ("process", False)]
+    plain = [one for one in TABLE if (one.computation, one.evicts, one.retracts) == ("process", False, False)]
     assert listed == {(one.kind, one.trigger, one.clock, one.lateness_ms, one.is_discarding) for one in plain}
     assert f"{len(TABLE)} in all" in text
 
@@ -86,7 +98,7 @@ def test_a_combination_survives_crashes_in_the_middle_of_steps(combination) -> N
         expected = model.step(step)
         one.do(partial(apply, step=step))
         assert taken(one.harness) == expected, step
-    if combination.kind != "global":
+    if combination.has_end:
         assert (left(one.harness), one.harness.timer_count()) == ({}, 0)
 
 
