@@ -1,5 +1,7 @@
 """Kafka -> watermarks -> timers of both clocks by key -> sessions -> Kafka, as a process that can be shot.
 
+Beside them windows that fire once more for each late reading, and count windows over what these emit.
+
 What goes wrong is said by the environment variables of `tests/crash/app.py`. What comes out does not depend
 on how the input falls into micro-batches, so it can be recomputed; of a timer by the wall clock that holds
 for the number that it was set for, not for when it fires.
@@ -27,15 +29,18 @@ from flinkish_spark import (
 )
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.testing.crashing import observer_from
-from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction
+from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction, TumblingEventTimeWindows
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 
-READINGS, SESSIONS, CALLS = "readings", "sessions", "calls"
+READINGS, SESSIONS, CALLS, UPDATES = "readings", "sessions", "calls", "updates"
 READING = "user STRING, n LONG, at LONG"
 SESSION = "user STRING, begin_ms LONG, end_ms LONG, numbers ARRAY<LONG>"
 #: A call of a timer of the wall clock: of whom, for which reading, for when, and what the clocks said.
 CALL = OutputTag("calls", "kind STRING, user STRING, n LONG, due LONG, now LONG, watermark LONG")
+#: A firing of a window, and the one of the same user before it.
+UPDATE = f"{SESSION}, begin_before LONG, numbers_before ARRAY<LONG>"
 OUT_OF_ORDER_MS, ALARM_MS, GAP_MS = 500, 700, 1_500
+WINDOW_MS, LATENESS_MS = 2_000, 3_600_000
 
 
 class Timers(KeyedProcessFunction):
@@ -89,6 +94,14 @@ class Numbers(ProcessWindowFunction):
         yield key, *context.window, sorted(element.n for element in elements)
 
 
+class WithTheOneBefore(ProcessWindowFunction):
+    """The last of a window's elements, with what the one before it says; nulls behind the first."""
+
+    def process(self, key: Any, context: Any, elements: Any) -> Iterator[Any]:
+        *before, last = elements
+        yield (*last, *((before[0].begin_ms, before[0].numbers) if before else (None, None)))
+
+
 def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     """Return the environment with the whole job in it."""
     env = StreamExecutionEnvironment(
@@ -110,6 +123,13 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     numbers.sink_to(KafkaSink(servers, SESSIONS, key="user", value=Json()), uid="sessions-out")
     calls = alarms.get_side_output(CALL)
     calls.sink_to(KafkaSink(servers, CALLS, key="user", value=Json()), uid="calls-out")
+    # Out of order, and nothing is waited for: so windows fire, and then again for what comes late.
+    hasty = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    late = readings.assign_timestamps_and_watermarks(hasty).key_by("user")
+    windows = late.window(TumblingEventTimeWindows(WINDOW_MS)).allowed_lateness(LATENESS_MS)
+    firings = windows.process(Numbers(), output=SESSION, uid="windows").key_by("user")
+    updates = firings.count_window(2, slide=1).process(WithTheOneBefore(), output=UPDATE, uid="updates")
+    updates.sink_to(KafkaSink(servers, UPDATES, key="user", value=Json()), uid="updates-out")
     return env
 
 

@@ -19,21 +19,20 @@ from demo.topics import read_topic
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.store import LocalStore
-from tests.crash.event_time_app import ALARM_MS, CALLS, GAP_MS, OUT_OF_ORDER_MS, READINGS, SESSIONS
+from tests.crash.event_time_app import (
+    ALARM_MS,
+    CALLS,
+    GAP_MS,
+    OUT_OF_ORDER_MS,
+    READINGS,
+    SESSIONS,
+    UPDATES,
+)
+from tests.crash.event_time_updates import LAST, Reading, Update, expected_windows, last_firings
 
 PARTITIONS = 3
-#: The last reading of each partition: event time goes beyond all the others, and nobody waits for its own.
-LAST = "last"
 _T0, _STEP_MS, _TICK_S = 1_700_000_000_000, 10, 0.05
 _LAST_AT_MS = _T0 + 1_000_000_000
-
-
-class Reading(NamedTuple):
-    """One record."""
-
-    user: str
-    n: int
-    at: int
 
 
 class Session(NamedTuple):
@@ -127,12 +126,13 @@ class Feeder(threading.Thread):
 
 @dataclass
 class Found:
-    """What is in the topics: input and both outputs, and calls by user in their order."""
+    """What is in the topics: input and all outputs, and calls by user in their order."""
 
     given: list[Reading]
     sessions: Counter[Session]
     calls: Counter[tuple[str, str, int]]
     clocks: Mapping[str, list[tuple[int, int, int]]]
+    updates: list[Update]
 
     @classmethod
     def read(cls, servers: str) -> Found:
@@ -147,13 +147,14 @@ class Found:
         for row in _rows(servers, CALLS):
             calls[row["kind"], row["user"], row["n"]] += 1
             clocks.setdefault(row["user"], []).append((row["due"], row["now"], row["watermark"]))
-        return cls(given, sessions, calls, clocks)
+        return cls(given, sessions, calls, clocks, [Update.of(row) for row in _rows(servers, UPDATES)])
 
     @property
     def is_complete(self) -> bool:
         """Whether as much has come out as must."""
         sessions, calls = expected_sessions(self.given), expected_calls(self.given)
-        return self.sessions.total() >= sessions.total() and self.calls.total() >= calls.total()
+        are_there = self.sessions.total() >= sessions.total() and self.calls.total() >= calls.total()
+        return are_there and last_firings(self.updates) == expected_windows(self.given)
 
     def differences(self) -> list[str]:
         """Return what is missing and what should not be there; empty if all is right."""

@@ -24,7 +24,7 @@ from flinkish_spark.protocol.time_facts import AssignerRules, BoundedOutOfOrdern
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.testing.operator_harness import OperatorHarness, Output, Snapshot
 from tests.crash.event_time_app import CALL, Timers
-from tests.crash.event_time_rig import Reading
+from tests.crash.event_time_updates import Reading
 from tests.unit.test_time_keeper import NEVER, Query, plan, seen, timers
 
 CHANNELS, DISORDER_MS, LAST_MS = 2, 40, 1_000_000
