@@ -1,16 +1,22 @@
-"""Event time of Kafka's records: their own timestamps, partitions as channels, one that is silent."""
+"""Event time of Kafka's records: their own timestamps, a silent partition; retractions as tombstones."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, MemorySink, WatermarkStrategy
 from flinkish_spark.runtime.spark_log import LoggedOffsets
-from tests.support import await_that, environment, order, orders_source, produce, rows
+from flinkish_spark.sources import CollectionSource, RateLimit
+from flinkish_spark.windows import EventTimeSessionWindows
+from tests.support import await_that, environment, order, orders_source, produce, read_committed, rows
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 T0 = 1_700_000_000_000
 
 
@@ -59,3 +65,34 @@ def test_a_silent_partition_is_waited_for_until_it_is_idle(
     first = next(logged for logged in entries if logged.control.time.watermark_ms == carried[-1])
     begun_ms, idle_ms = entries[0].processing_time_ms or 0, first.processing_time_ms or 0
     assert idle_ms - begun_ms >= 6_000
+
+
+def test_what_windows_take_back_is_a_tombstone(spark: Any, broker: Any, topic: Any, tmp_path: Path) -> None:
+    """As the page says; of each key, which is a user and a window, the last record counts."""
+    name, env = topic(partitions=2), environment(spark, tmp_path / "job", trigger_interval_ms=50)
+    given = [("ann", 1, 0), ("ben", 2, 100), ("ann", 4, 45), ("ben", 8, 130)]
+    given += [("ann", 16, 20), ("cid", 1, 300), ("ben", 32, 110)]
+    source = CollectionSource(given, "user STRING, amount LONG, at LONG").limited(
+        RateLimit(records_per_batch=2)
+    )
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
+    keyed = env.from_source(source, strategy, uid="elements").key_by("user")
+    windows = keyed.window(EventTimeSessionWindows(30)).allowed_lateness(1_000).with_retractions("gone")
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    scope = {"servers": broker.bootstrap_servers, "sums": windows.sum("amount", uid="sums")}
+    block = block.replace('"sessions", key=', f'"{name}", key=')
+    exec(compile(block, PAGE.name, "exec"), scope)
+    env.execute()
+    found: dict[tuple[str, int, int], list[Any]] = {}
+    for record in read_committed(broker.bootstrap_servers, name):
+        value = None if record.value is None else json.loads(record.value)["amount"]
+        found.setdefault(tuple(json.loads(record.key).values()), []).append(value)
+    assert found == {
+        ("ann", 0, 30): [1, None],
+        ("ann", 45, 75): [4, None],
+        ("ann", 0, 75): [21],
+        ("ben", 100, 160): [10, None, 42],
+        ("cid", 300, 330): [1],
+    }
