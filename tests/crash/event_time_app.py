@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from demo.app import session
 from flinkish_spark import (
     CheckpointConfig,
@@ -41,6 +43,8 @@ CALL = OutputTag("calls", "kind STRING, user STRING, n LONG, due LONG, now LONG,
 UPDATE = f"{SESSION}, begin_before LONG, numbers_before ARRAY<LONG>"
 OUT_OF_ORDER_MS, ALARM_MS, GAP_MS = 500, 700, 1_500
 WINDOW_MS, LATENESS_MS = 2_000, 3_600_000
+#: Windows see every tenth reading as so much older than it says: later than several micro-batches.
+LATE_BY_MS = 15_000
 
 
 class Timers(KeyedProcessFunction):
@@ -123,9 +127,12 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     numbers.sink_to(KafkaSink(servers, SESSIONS, key="user", value=Json()), uid="sessions-out")
     calls = alarms.get_side_output(CALL)
     calls.sink_to(KafkaSink(servers, CALLS, key="user", value=Json()), uid="calls-out")
-    # Out of order, and nothing is waited for: so windows fire, and then again for what comes late.
+    # Nothing is waited for: so windows fire, and then again for what comes late.
+    aged = readings.transform(
+        lambda df: df.withColumn("at", F.expr(f"IF(n % 10 = 0, at - {LATE_BY_MS}, at)"))
+    )
     hasty = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-    late = readings.assign_timestamps_and_watermarks(hasty).key_by("user")
+    late = aged.assign_timestamps_and_watermarks(hasty).key_by("user")
     windows = late.window(TumblingEventTimeWindows(WINDOW_MS)).allowed_lateness(LATENESS_MS)
     firings = windows.process(Numbers(), output=SESSION, uid="windows").key_by("user")
     updates = firings.count_window(2, slide=1).process(WithTheOneBefore(), output=UPDATE, uid="updates")

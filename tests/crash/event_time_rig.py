@@ -57,7 +57,7 @@ def readings(seed: int) -> Iterator[Reading]:
 
 def last_readings() -> list[Reading]:
     """Return one for each partition."""
-    return [Reading(LAST, 1_000_000_000 + number, _LAST_AT_MS) for number in range(PARTITIONS)]
+    return [Reading(LAST, 1_000_000_001 + number, _LAST_AT_MS) for number in range(PARTITIONS)]
 
 
 def expected_sessions(given: Iterable[Reading]) -> Counter[Session]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.crash.event_time_app import WINDOW_MS
+from tests.crash.event_time_app import LATE_BY_MS, WINDOW_MS
 
 #: User of the last reading of each partition: event time goes beyond all others, nobody waits for its own.
 LAST = "last"
@@ -21,6 +21,11 @@ class Reading(NamedTuple):
     user: str
     n: int
     at: int
+
+
+def as_windows_see_it(reading: Reading) -> Reading:
+    """Return a reading with the time that windows go by."""
+    return reading._replace(at=reading.at - LATE_BY_MS) if reading.n % 10 == 0 else reading
 
 
 class Firing(NamedTuple):
@@ -51,7 +56,7 @@ class Update(NamedTuple):
 def expected_windows(given: Iterable[Reading]) -> dict[Window, tuple[int, ...]]:
     """Recompute what each window has in the end."""
     found: dict[Window, list[int]] = {}
-    for user, n, at in given:
+    for user, n, at in map(as_windows_see_it, given):
         if user != LAST:
             found.setdefault((user, at - at % WINDOW_MS), []).append(n)
     return {window: tuple(sorted(numbers)) for window, numbers in found.items()}

@@ -38,7 +38,14 @@ from tests.crash.event_time_rig import (
     last_readings,
     readings,
 )
-from tests.crash.event_time_updates import Firing, Reading, Update, updates_that_are_wrong
+from tests.crash.event_time_updates import (
+    Firing,
+    Reading,
+    Update,
+    as_windows_see_it,
+    last_firings,
+    updates_that_are_wrong,
+)
 
 WINDOWS = WindowSpec(TumblingEventTimeWindows(WINDOW_MS), allowed_lateness_ms=LATENESS_MS)
 
@@ -86,7 +93,7 @@ class Chain:
             self.calls[kind, user, n] += 1
             self.clocks.setdefault(user, []).append(tuple(clocks))
         self.windows.watermark(min(self.greatest) - 1)
-        self.windows.push_all([(reading, reading.at) for reading in given])
+        self.windows.push_all([(one, one.at) for one in map(as_windows_see_it, given)])
         firings = self.windows.take()
         self.pairs.push_all(list(zip(firings.rows, firings.times_ms, strict=True)))
         names = ("user", "begin_ms", "end_ms", "numbers", "begin_before", "numbers_before")
@@ -123,6 +130,7 @@ def test_operators_and_recomputation_agree_however_the_input_is_cut(seed: int) -
     assert found.is_complete and found.differences() == [] and found.clocks_that_go_back() == []
     assert len(expected_sessions(given)) > 10
     assert updates_that_are_wrong(given, chain.updates) == [] and len(chain.updates) > 100
+    assert len(chain.updates) > len(last_firings(chain.updates)) + 10
     for at in (0, len(chain.updates) // 2, -1):
         lost, twice = list(chain.updates), [*chain.updates, chain.updates[at]]
         del lost[at]
