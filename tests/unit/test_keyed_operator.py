@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, OutputTag, ValueStateDescriptor
 from flinkish_spark.functions import KeyedCoProcessFunction
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.stored_groups import describe_group
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
@@ -263,6 +264,17 @@ def test_the_next_timers_are_reported_and_a_wake_call_fires_what_is_due():
     wake = control(C.Kind.WAKE)
     (again,) = emitted(op, [wake], state)
     assert again == report, "nothing was due"
+
+
+class AtTheEnd(KeyedProcessFunction):
+    def process_element(self, value, ctx):
+        ctx.timer_service().register_event_time_timer(MAX_WATERMARK_MS)
+
+
+def test_a_timer_at_the_end_of_time_is_told_from_none():
+    """Else its key group would not be called when a bounded input ends: so global windows fire."""
+    (report,) = emitted(operator(AtTheEnd()), [frame([("a", 1)])], State())
+    assert (report[C.CHECKPOINT], report[C.SEQUENCE]) == (MAX_WATERMARK_MS - 1, MAX_WATERMARK_MS)
 
 
 def test_a_woken_group_without_state_does_nothing():
