@@ -153,6 +153,8 @@ class ElementRunner:
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
+        #: What was counted in the last call of `process`, by name.
+        self.counts: Mapping[str, int] = {}
         self._shape = shape
         self._run = GroupRun(operator, uid, max_parallelism)
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
@@ -174,6 +176,7 @@ class ElementRunner:
                 elements.append(Elements(keys, values, times, shape.entry))
         self._load(group, hash_of, progress)
         emitted = self._run.run(sides[True], progress, sides[False])
+        self.counts = emitted.counts
         # First, since it names the field of a row that is not as it was declared; states keep results, too.
         written = list(self._written(emitted))
         group.store(self._run)
