@@ -24,6 +24,8 @@ from flinkish_spark.kafka.options import KafkaConnection
 _TIMEOUT_MS = 60_000
 #: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
 _NESTED_SET = re.compile(r"\[(?:\\.|[^\]\\])*\[")
+#: A beginning of a pattern that stands for itself.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 _CLOCK = SystemClock()
 
 
@@ -73,6 +75,31 @@ class TopicPattern:
     def matches(self, topic: str) -> bool:
         """Return whether the whole name matches."""
         return self._compiled.fullmatch(topic) is not None
+
+    def __contains__(self, topic: object) -> bool:
+        return isinstance(topic, str) and self.matches(topic)
+
+    def may_match_what(self, other: TopicPattern) -> bool:
+        """Return whether some topic may match both; False only if none can, by how their names begin.
+
+        Examples
+        --------
+        >>> orders = TopicPattern("orders-.*")
+        >>> orders.may_match_what(TopicPattern("clicks-.*")), orders.may_match_what(TopicPattern("ord.*"))
+        (False, True)
+        """
+        mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
+        return mine.startswith(theirs) or theirs.startswith(mine)
+
+
+def _literal_prefix(pattern: str) -> str:
+    """Return what every name that matches begins with, as far as that is plain to see."""
+    if "|" in pattern:
+        return ""
+    plain = _PLAIN.match(pattern)
+    found = "" if plain is None else plain[0]
+    # What may be missing is no beginning.
+    return found[:-1] if pattern[len(found) : len(found) + 1] in ("?", "*", "{") else found
 
 
 class Positions:

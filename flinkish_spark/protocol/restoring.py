@@ -8,7 +8,7 @@ number of key groups or another type of key would send a key to the wrong state.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flinkish_spark.protocol.savepoints import SavedChain, SavepointMetadata, readers_of
@@ -49,12 +49,12 @@ class SourceShape:
     kind
         As in a savepoint.
     inputs
-        Names of its inputs: topics. Empty where there are none.
+        Names of its inputs: topics, or what says which names are. Empty where there are none.
     """
 
     kind: str
     is_positionable: bool
-    inputs: frozenset[str] = frozenset()
+    inputs: Container[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,8 @@ def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             read = {name for position in _positions(savepoint, uid) for name in offsets_in(position)}
             problems += [
                 Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'")
-                for name in sorted(read - shape.inputs)
+                for name in sorted(read)
+                if name not in shape.inputs
             ]
     return problems
 

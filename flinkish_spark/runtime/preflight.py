@@ -18,6 +18,7 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
+from flinkish_spark.runtime.topic_loops import check_loops
 from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
@@ -61,7 +62,7 @@ def check_before_start(
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
-    _check_loops(graph, planned)
+    check_loops(graph, planned)
     check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
@@ -237,30 +238,6 @@ def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
                     what_to_do="choose another uid",
                     uid=uid,
                 )
-
-
-def _check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Refuse a topic that is read twice, or read and written; dead letters count as written."""
-    by_topic: dict[str, str] = {}
-    for node in graph.sources:
-        for topic in node.source.topics:
-            if by_topic.setdefault(topic, node.uid) != node.uid:
-                raise GraphError(
-                    f"the sources '{by_topic[topic]}' and '{node.uid}' read the same topic '{topic}'",
-                    why="their offsets could not be told apart in Spark's log",
-                    what_to_do="read it once and use the stream twice",
-                    topic=topic,
-                )
-    read = {topic for node in graph.sources for topic in node.source.topics}
-    for sink in planned.sinks:
-        both = sorted(read & set(sink.sink.topics))
-        if both:
-            raise GraphError(
-                f"the topic '{both[0]}' is read and written by the same job",
-                why="the job would feed itself for ever",
-                what_to_do=f"let '{sink.uid}' write another topic",
-                topic=both[0],
-            )
 
 
 def _check_delta_paths(planned: PlannedJob) -> None:

@@ -22,6 +22,7 @@ from flinkish_spark.errors import CorruptObjectError, FencedError, StoreError
 from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.scans import OWN_KEYS
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import ObjectMissing, Store
 
@@ -290,8 +291,11 @@ class LoggedOffsets:
 
     def partitions(self) -> dict[str, dict[int, int]]:
         """Return topic -> partition -> next offset, the minimum over all sources."""
-        topics = {topic for source in self.sources for topic in _partitions(source)}
-        return self.kafka(frozenset(topics))
+        return self.kafka(self.topics())
+
+    def topics(self) -> frozenset[str]:
+        """Return the topics that any source has read."""
+        return frozenset(topic for source in self.sources for topic in _partitions(source))
 
     def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
         """Return these offsets, and 0 for partitions that topics of theirs have only at `end`.
@@ -326,4 +330,8 @@ def _partitions(source: Any) -> dict[str, dict[str, int]]:
     """Return what of a source's offset looks like partitions of topics."""
     if not isinstance(source, dict):
         return {}
-    return {str(name): value for name, value in source.items() if isinstance(value, dict)}
+    return {
+        str(name): value
+        for name, value in source.items()
+        if isinstance(value, dict) and not name.startswith(OWN_KEYS)
+    }

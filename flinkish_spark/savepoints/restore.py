@@ -9,7 +9,7 @@ to be restored never starts empty.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.errors import JobDirError
 from flinkish_spark.graph.chains import read_by
 from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.restoring import (
     JobShape,
@@ -39,6 +40,7 @@ from flinkish_spark.savepoints.settings import RestoreSettings
 if TYPE_CHECKING:
     from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import StreamGraph
+    from flinkish_spark.sources.base import Source
 
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
 _ADVICE = {
@@ -56,10 +58,14 @@ _ADVICE = {
 }
 
 
+def _inputs(source: Source) -> Container[str]:
+    return TopicPattern(source.pattern) if source.pattern else frozenset(source.topics)
+
+
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
     """Return what a savepoint has to fit."""
     sources = {
-        node.uid: SourceShape(node.source.kind, node.source.is_positionable, frozenset(node.source.topics))
+        node.uid: SourceShape(node.source.kind, node.source.is_positionable, _inputs(node.source))
         for node in graph.sources
     }
     return JobShape(planned.operators, sources, read_by(planned), hooks)

@@ -16,12 +16,10 @@ from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
-    EnvironmentFault,
     GraphError,
-    InputLostError,
 )
 from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
-from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited
 from flinkish_spark.runtime import columns as C
@@ -37,9 +35,10 @@ from flinkish_spark.sources.json_records import (
 from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, checked_start
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
+from flinkish_spark.sources.kafka_groups import GroupIsActive, store_offsets
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
 from flinkish_spark.sources.kafka_pace import checked_pace, pace_option
-from flinkish_spark.sources.kafka_places import Partitions, checked_partitions, checked_topics
+from flinkish_spark.sources.kafka_places import Partitions, Wanted
 from flinkish_spark.sources.kafka_reading import (
     KAFKA_COLUMNS,
     READER_DEFAULTS,
@@ -69,6 +68,9 @@ class KafkaSource(EndsAtOffsets):
         ``"host:port,host:port"``.
     topics
         Topics that exist; partitions may be added while the job runs.
+    pattern
+        In place of topics: a regular expression that the whole name of a topic matches, ``"orders-.*"``.
+        Topics that come later are read from their first record; one that is deleted fails the job.
     group_id
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
         really done. No consumer of the group may be active. Empty: no offsets are committed.
@@ -120,14 +122,16 @@ class KafkaSource(EndsAtOffsets):
     metadata: tuple[str, ...] = ()
     ending: KafkaEnd | None = None
     partitions: Partitions = field(default_factory=dict)
+    pattern: str = ""
     max_offsets_per_second: float | Unlimited = UNLIMITED
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
         self,
         bootstrap_servers: str,
-        topics: Sequence[str],
+        topics: Sequence[str] = (),
         *,
+        pattern: str = "",
         group_id: str = "",
         value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
@@ -141,13 +145,13 @@ class KafkaSource(EndsAtOffsets):
         partitions: Mapping[str, Sequence[int]] | None = None,
         max_offsets_per_second: float | Unlimited = UNLIMITED,
     ) -> None:
-        names = checked_topics(topics)
+        read = Wanted.of(topics, pattern, partitions)
         if max_offsets_per_trigger < 0:
             raise ConfigError(f"max_offsets_per_trigger is {max_offsets_per_trigger}")
         for name, content in (
             ("bootstrap_servers", bootstrap_servers),
             # In an order that the reader of single partitions has, too.
-            ("topics", names if partitions is None else tuple(sorted(names))),
+            ("topics", read.topics if partitions is None else tuple(sorted(read.topics))),
             ("group_id", group_id),
             ("value", value),
             ("starting_offsets", checked_start(starting_offsets, group_id)),
@@ -158,7 +162,8 @@ class KafkaSource(EndsAtOffsets):
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
-            ("partitions", checked_partitions(partitions, names)),
+            ("partitions", read.partitions),
+            ("pattern", read.pattern),
             ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
             ("_start", None),
         ):
@@ -175,7 +180,7 @@ class KafkaSource(EndsAtOffsets):
         if isinstance(value, Json):
             check_names(self.metadata, json_schema(value))
         kafka_upstream.check_upstream(
-            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions)
+            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
 
     @cached_property
@@ -195,8 +200,9 @@ class KafkaSource(EndsAtOffsets):
 
     @property
     def plan_name(self) -> str:
-        """Tell the readers apart: their places in Spark's offset log differ."""
-        return "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+        """Tell apart what a log was written by: the reader, and how channels are numbered."""
+        reader = "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+        return " ".join(filter(None, (reader, "pattern" if self.pattern else "")))
 
     @property
     def drops_records(self) -> bool:
@@ -233,7 +239,9 @@ class KafkaSource(EndsAtOffsets):
         if isinstance(self.value, Raw):
             return raw
         # Two scans that begin at different places count apart what they drop.
-        names = self.topics if self._start is None else (*self.topics, self._start.label)
+        # A name of Spark's, in which a pattern might be anything.
+        read = self.topics or (self.fact("pattern"),)
+        names = read if self._start is None else (*read, self._start.label)
         return decoded(raw, self.value, names, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
@@ -262,11 +270,11 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
-        ranges = ranges_between(frozenset(self.topics), start, end)
+        ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
         if not isinstance(self.value, Json) or ranges is None:
             return None
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
-        reader = reader.options(**subscription(self.topics, self.partitions), failOnDataLoss="false")
+        reader = reader.options(failOnDataLoss="false")
         skip = {} if self.reader is Engine.JVM else kafka_upstream.SKIP
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
@@ -301,7 +309,7 @@ class KafkaSource(EndsAtOffsets):
         own = {**own, **kafka_upstream.SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
-        reader = reader.options(**subscription(self.topics, self.partitions))
+        reader = reader.options(**subscription(self.topics, self.partitions, self.pattern))
         reader = reader.option("startingOffsets", self.starting_option(control_path))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
@@ -313,7 +321,7 @@ class KafkaSource(EndsAtOffsets):
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
         wanted = list(self.topics)
         if isinstance(self.value, Json) and isinstance(self.value.on_bad_record, DeadLetter):
-            if self.value.on_bad_record.topic in self.topics:
+            if self.reads(self.value.on_bad_record.topic):
                 raise GraphError(
                     f"source '{uid}' has its own topic as dead-letter topic",
                     what_to_do="name another topic",
@@ -331,12 +339,12 @@ class KafkaSource(EndsAtOffsets):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read; fix the end."""
         self.fix_end(self._admin, job_dir)
-        checks = InputChecks(self._admin, self.topics)
+        checks = InputChecks(self._admin, self.topics_at(position))
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, position) or checks.gone(uid, position))
 
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
-        checks = InputChecks(self._watch_admin, self.topics)
+        checks = InputChecks(self._watch_admin, self.topics_now())
         raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
@@ -345,7 +353,7 @@ class KafkaSource(EndsAtOffsets):
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         """Refuse topics that give up records before a replay would have read them again."""
-        check_topic_retention(self.connection, self.topics, uid, needed_ms)
+        check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
     # -- after the sinks ------------------------------------------------------------------------
     def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
@@ -359,29 +367,8 @@ class KafkaSource(EndsAtOffsets):
     def _store_offsets(
         self, position: LoggedOffsets, direction: OffsetDirection
     ) -> dict[str, Mapping[str, Mapping[str, int]]]:
-        if not self.group_id:
-            return {}
-        offsets = self.before_end(position.kafka(frozenset(self.topics)))
-        flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
-        try:
-            answer = self._admin.commit_offsets(self.group_id, flat, direction)
-        except InputLostError:
-            answer = GroupCommit.UNCHANGED
-        if answer is GroupCommit.ACTIVE_MEMBERS:
-            raise GroupIsActive(
-                f"the consumer group '{self.group_id}' has active members",
-                why="Kafka then takes offsets from those members only",
-                what_to_do="stop the consumers, or give the job a group of its own; "
-                "the receipt stays open until then",
-                group=self.group_id,
-            )
-        return {self.group_id: {t: {str(p): o for p, o in ps.items()} for t, ps in offsets.items()}}
-
-
-class GroupIsActive(EnvironmentFault):
-    """Consumers are members of the job's group; committing its offsets has to wait."""
-
-    restartable = True
+        offsets = self.before_end(self.offsets_in(position))
+        return store_offsets(self._admin, self.group_id, offsets, direction)
 
 
 __all__ = [

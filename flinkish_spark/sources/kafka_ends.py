@@ -7,7 +7,6 @@ are left out of the stream; a partition has ended when its logged offset has rea
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +151,7 @@ class EndsAtOffsets(StartsAtOffsets):
 
     def has_ended(self, position: LoggedOffsets) -> bool:
         """Whether every partition was read up to its end."""
-        ends, read = self._known_ends, position.kafka(frozenset(self.topics))
+        ends, read = self._known_ends, self.offsets_in(position)
         return ends is not None and all(
             read.get(topic, {}).get(int(partition), -1) >= end
             for topic, partitions in ends.items()
@@ -161,7 +160,7 @@ class EndsAtOffsets(StartsAtOffsets):
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
         """Return the partitions that are not at their end: the others bring nothing any more."""
-        ends, read = self._known_ends, position.kafka(frozenset(self.topics))
+        ends, read = self._known_ends, self.offsets_in(position)
         if ends is None:
             return self.channels_of(read)
         return self.channels_of(
@@ -186,16 +185,17 @@ class EndsAtOffsets(StartsAtOffsets):
         """
         if self.ending is None or self._known_ends is not None:
             return
-        wanted, name = self.ending.to_json(), _fact(self.topics)
+        wanted, name = self.ending.to_json(), self.fact("end")
         recorded = job_dir.recorded(name)
         if recorded is None:
             offsets: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
             for (topic, partition), offset in self.ending.offsets(admin, self.places(admin)).items():
-                offsets[topic][str(partition)] = offset
+                offsets.setdefault(topic, {})[str(partition)] = offset
             recorded = job_dir.recorded_once(name, {"ending": wanted, "offsets": offsets})
         if recorded["ending"] != wanted:
+            read = ", ".join(self.topics) or self.pattern
             raise JobDirError(
-                f"the source of {', '.join(self.topics)} has the end {recorded['ending']}, not {wanted}",
+                f"the source of {read} has the end {recorded['ending']}, not {wanted}",
                 why="the end is fixed at the first start",
                 what_to_do="give that end again, or start a new job with a new job_dir",
             )
@@ -205,7 +205,7 @@ class EndsAtOffsets(StartsAtOffsets):
         """Return the ends as they were recorded; None without any, and before the first start."""
         if self.ending is None or self._known_ends is not None:
             return self._known_ends
-        recorded = JobDir(LocalStore(Path(control_path).parent.parent)).recorded(_fact(self.topics))
+        recorded = JobDir(LocalStore(Path(control_path).parent.parent)).recorded(self.fact("end"))
         return None if recorded is None else recorded["offsets"]
 
     @property
@@ -214,13 +214,14 @@ class EndsAtOffsets(StartsAtOffsets):
         return ends
 
     def before_end(self, offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
-        """Return offsets, not beyond the ends; a partition that was added later is left out."""
+        """Return offsets, not beyond the ends; topics and partitions that were added later are left out."""
         ends = self._known_ends
         if ends is None:
             return {topic: dict(found) for topic, found in offsets.items()}
         return {
             topic: {p: min(at, ends[topic][str(p)]) for p, at in found.items() if str(p) in ends[topic]}
             for topic, found in offsets.items()
+            if topic in ends
         }
 
 
@@ -248,8 +249,3 @@ def cut_at(raw: DataFrame, ends: Ends | None, is_barrier: Column | None = None) 
             is_there = (F.col("topic") == topic) & (F.col("partition") == int(partition))
             is_before = is_before | (is_there & (F.col("offset") < end))
     return raw.where(is_before if is_barrier is None else is_barrier | is_before)
-
-
-def _fact(topics: Sequence[str]) -> str:
-    # No two sources of a job read one topic.
-    return f"kafka-end-{hashlib.sha256(repr(tuple(topics)).encode()).hexdigest()[:16]}"

@@ -32,8 +32,7 @@ def checked_topics(topics: object) -> tuple[str, ...]:
 def _no_topics(topics: object) -> ConfigError:
     return ConfigError(
         f"topics is {topics!r}",
-        what_to_do='give a list of topic names: topics=["orders"]; for a pattern, '
-        'KafkaRecordsSource(..., pattern="orders-.*")',
+        what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
     )
 
 
@@ -90,7 +89,7 @@ def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a source of splits reads: topics by name, some of their partitions, or topics by a pattern."""
+    """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
 
     topics: tuple[str, ...] = ()
     partitions: Partitions = field(default_factory=dict)

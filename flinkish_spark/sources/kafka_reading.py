@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -16,11 +15,8 @@ from flinkish_spark.drop_in.option_names import (
     HELD_SOURCE,
     PER_SECOND,
 )
-from flinkish_spark.kafka.channels import TOPIC_SHIFT
+from flinkish_spark.kafka.channels import TOPIC_BITS, TOPIC_SHIFT
 from flinkish_spark.runtime import columns as C
-
-if TYPE_CHECKING:
-    from flinkish_spark.runtime.spark_log import LoggedOffsets
 
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
@@ -51,7 +47,9 @@ RESERVED = frozenset(
 )
 
 
-def subscription(topics: Sequence[str], partitions: Mapping[str, Sequence[int]]) -> dict[str, str]:
+def subscription(
+    topics: Sequence[str], partitions: Mapping[str, Sequence[int]], pattern: str = ""
+) -> dict[str, str]:
     """Return the option that says what is read.
 
     Examples
@@ -59,33 +57,54 @@ def subscription(topics: Sequence[str], partitions: Mapping[str, Sequence[int]])
     >>> subscription(["orders"], {}), subscription(["orders"], {"orders": (0, 1)})
     ({'subscribe': 'orders'}, {'assign': '{"orders": [0, 1]}'})
     """
+    if pattern:
+        return {"subscribePattern": pattern}
     if not partitions:
         return {"subscribe": ",".join(topics)}
     return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
 
 
 def ranges_between(
-    topics: frozenset[str], start: LoggedOffsets | None, end: LoggedOffsets
+    starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
 ) -> dict[str, str] | None:
-    """Return the options of a batch read of what a micro-batch has read; None if that was nothing of it.
+    """Return the options of a batch read of what a micro-batch has read; None if that was nothing.
 
     Parameters
     ----------
-    start
-        None for the first micro-batch, which is read from the first record there is.
+    starts
+        By topic and partition; what is not in it is read from the first record there is.
+
+    Examples
+    --------
+    >>> ranges_between({}, {"orders": {0: 7}})["startingOffsets"]
+    '{"orders": {"0": -2}}'
     """
-    ends = end.kafka(topics)
     if not ends:
         return None
-    starts, earliest = start.kafka(topics) if start is not None else {}, -2
+    earliest = -2
     wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
-    return {"startingOffsets": json.dumps(wanted), "endingOffsets": json.dumps(ends)}
+    return {
+        # Not the topics: they may have more partitions by now.
+        "assign": json.dumps({topic: sorted(numbers) for topic, numbers in ends.items()}),
+        "startingOffsets": json.dumps(wanted),
+        "endingOffsets": json.dumps(ends),
+    }
 
 
 def channel_column(topics: Sequence[str]) -> Column:
-    """Return the number of each record's partition as a channel; see :func:`~.kafka.channels.channel_of`."""
+    """Return the number of each record's partition as a channel.
+
+    Parameters
+    ----------
+    topics
+        Of the source, by :func:`~.kafka.channels.channel_of`; none where they are read by a pattern, by
+        :func:`~.kafka.channels.channel_by_name`.
+    """
     channel = F.col("partition").cast("long")
-    if len(topics) > 1:
+    if not topics:
+        number = F.crc32(F.col("topic").cast("binary")).bitwiseAND(F.lit(TOPIC_BITS).cast("long"))
+        channel = F.shiftleft(number, TOPIC_SHIFT) + channel
+    elif len(topics) > 1:
         index = F.array_position(F.array(*[F.lit(topic) for topic in topics]), F.col("topic")) - 1
         channel = F.shiftleft(index, TOPIC_SHIFT) + channel
     return channel.alias(C.CHANNEL)

@@ -21,7 +21,7 @@ from flinkish_spark.clock import SystemClock
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.formats import Json
 from flinkish_spark.graph.declared import output_schema
-from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, GroupCommit, Isolation, KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, Isolation, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka._pace import seen_to_stay
 from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.kafka.answers import Place
@@ -40,6 +40,7 @@ from flinkish_spark.sources.kafka_beginnings import (
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_decoding import Decoding
 from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
+from flinkish_spark.sources.kafka_groups import commit_places
 from flinkish_spark.sources.kafka_places import Wanted, places_in
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 from flinkish_spark.sources.rates import RateLimit
@@ -337,15 +338,7 @@ class KafkaRecordsSource(SplitSource):
         if not self.group_id:
             return
         flat = {_place(split): int(offset) for split, offset in offsets.items()}
-        if self._admin.commit_offsets(self.group_id, flat) is GroupCommit.ACTIVE_MEMBERS:
-            from flinkish_spark.sources.kafka import GroupIsActive
-
-            raise GroupIsActive(
-                f"the consumer group '{self.group_id}' has active members",
-                why="Kafka then takes offsets from those members only",
-                what_to_do="stop the consumers, or give the job a group of its own",
-                group=self.group_id,
-            )
+        commit_places(self._admin, self.group_id, flat)
 
 
 def _split(place: Place) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Self
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.answers import Place
-from flinkish_spark.kafka.channels import channel_of
+from flinkish_spark.kafka.channels import channel_by_name, channel_of, check_told_apart
+from flinkish_spark.kafka.positions import Positions, TopicPattern
 from flinkish_spark.protocol.scans import offsets_in
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import Source, SourceStart
@@ -74,19 +75,54 @@ class StartsAtOffsets(Source):
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
         """Return the partitions, by the number that their records have as their channel."""
-        return self.channels_of(position.kafka(frozenset(self.topics)))
+        return self.channels_of(self.offsets_in(position))
+
+    def offsets_in(self, position: LoggedOffsets) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset of what this source has read."""
+        return position.kafka(frozenset(self._of_mine(position.topics())))
+
+    def topics_now(self) -> Sequence[str]:
+        """Return the topics that are named; of a pattern, those that there are now.
+
+        May be called in any thread: a connection belongs to one, so each call has its own.
+
+        Raises
+        ------
+        ConfigError
+            Two that match would have one number.
+        """
+        if not self.pattern:
+            return self.topics
+        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
+            found = sorted(brokers.matching(TopicPattern(self.pattern)))
+        check_told_apart(found)
+        return found
+
+    def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
+        """Return :meth:`topics_now`; of a pattern, also those that were read and may be gone."""
+        if not self.pattern or position is None:
+            return self.topics_now()
+        return sorted({*self.topics_now(), *self._of_mine(position.topics())})
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of that name is one of the source's."""
+        return bool(self._of_mine([topic]))
+
+    def _of_mine(self, topics: Iterable[str]) -> list[str]:
+        mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
+        return [topic for topic in topics if topic in mine]
 
     def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
         """Return the channels of partitions by topic."""
         return frozenset(
-            channel_of(self.topics, topic, partition)
-            for topic in self.topics
-            for partition in partitions.get(topic, ())
+            channel_by_name(topic, partition) if self.pattern else channel_of(self.topics, topic, partition)
+            for topic in self._of_mine(partitions)
+            for partition in partitions[topic]
         )
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
         """Return the partitions that are read now; see :func:`~.kafka_places.places_in`."""
-        return places_in(admin, self.topics, self.partitions)
+        return places_in(admin, self.topics_now(), self.partitions)
 
     def starting_option(self, control_path: str) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named.
@@ -105,7 +141,7 @@ class StartsAtOffsets(Source):
             return offsets_in(self._start.position)
         if isinstance(self.starting_offsets, StartingOffsets):
             return self.starting_offsets
-        path, name = Path(control_path), _fact(self.topics)
+        path, name = Path(control_path), self.fact("start")
         if path.name == NO_CONTROL:
             return self._asked_offsets()
         job_dir = JobDir(LocalStore(path.parent.parent))
@@ -125,17 +161,19 @@ class StartsAtOffsets(Source):
     def check_start(self, uid: str, position: Position) -> None:
         """Compare a savepoint's offsets with what the topics still hold."""
         logged = LoggedOffsets((offsets_in(position),))
+        topics = self.topics_at(logged)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            checks = InputChecks(admin, self.topics)
+            checks = InputChecks(admin, topics)
             raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Mapping[str, str]]:
         """Return the ids of the topics as the job recorded them at its first start, by fact."""
-        names = [f"topic-{uid}-{topic}" for topic in self.topics]
+        names = [f"topic-{uid}-{topic}" for topic in self.topics_now()]
         facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
-
-def _fact(topics: Sequence[str]) -> str:
-    # No two sources of a job read one topic.
-    return f"kafka-start-{hashlib.sha256(repr(tuple(topics)).encode()).hexdigest()[:16]}"
+    def fact(self, what: str) -> str:
+        """Return the name under which the job keeps `what` of this source."""
+        # No two sources of a job read one topic. No topic has a blank in its name.
+        read = self.topics or (f"pattern {self.pattern}",)
+        return f"kafka-{what}-{hashlib.sha256(repr(read).encode()).hexdigest()[:16]}"

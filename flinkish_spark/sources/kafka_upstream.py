@@ -26,7 +26,7 @@ SKIP = {names.BARRIER_RECORDS: "skip"}
 
 
 def check_upstream(
-    upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool, has_partitions: bool
+    upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool, reads_some: bool
 ) -> None:
     """Refuse settings of a source that cannot be aligned; called when the source is made."""
     if upstream is None:
@@ -37,11 +37,11 @@ def check_upstream(
             why="Spark's own Kafka source cannot stop at a barrier record",
             what_to_do='add reader="python"',
         )
-    if has_partitions:
+    if reads_some:
         raise ConfigError(
-            "aligned_with and partitions are set for one source",
-            why="a cut of the upstream job has a barrier in every partition of its topics",
-            what_to_do="leave out partitions or aligned_with",
+            "aligned_with and partitions, or a pattern, are set for one source",
+            why="a cut of the upstream job has a barrier in every partition of topics that are named",
+            what_to_do="name the topics, and leave out partitions; or leave out aligned_with",
         )
     if has_side_outputs:
         raise ConfigError(

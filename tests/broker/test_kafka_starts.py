@@ -12,6 +12,7 @@ import pytest
 from flinkish_spark import (
     JobStatus,
     Json,
+    KafkaSource,
     KeyedProcessFunction,
     MemorySink,
     OnBadRecord,
@@ -110,6 +111,57 @@ def test_topics_by_a_pattern_and_one_that_comes_later(
             client.stop_with_checkpoint()
             client.wait()
     assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("reader", ["jvm", "python"])
+def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
+) -> None:
+    """The first start finds no topic at all; a longer name that begins like a match is none."""
+    servers, prefix = broker.bootstrap_servers, topic()
+    sink = MemorySink(str(tmp_path / "rows"))
+
+    def job() -> Any:
+        env = environment(spark, tmp_path / "job")
+        given = KafkaSource(
+            servers,
+            pattern=f"{prefix}-in-[0-9]",
+            value=Json(ORDER),
+            group_id=prefix,
+            metadata=["topic", "timestamp"],
+            reader=reader,
+        )
+        timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(
+            WatermarkStrategy.for_monotonous_timestamps()
+        )
+        timed.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals").sink_to(sink, uid="memory")
+        return env
+
+    def totals() -> list[tuple[str, int]]:
+        return sorted((row.user, row.total) for row in sink.rows())
+
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        with running(job()) as client:
+            await_that(lambda: client.progress.checkpoints > 0, client)
+            admin.create_topic(f"{prefix}-in-1", 2)
+            admin.create_topic(f"{prefix}-in-12", 1)
+            produce(servers, f"{prefix}-in-1", [order("a", 1)], partition=1)
+            produce(servers, f"{prefix}-in-12", [order("none", 1)])
+            await_that(lambda: totals() == [("a", 1)], client)
+            admin.create_topic(f"{prefix}-in-2", 1)
+            produce(servers, f"{prefix}-in-2", [order("a", 2)])
+            await_that(lambda: totals() == [("a", 1), ("a", 3)], client)
+            client.stop_with_checkpoint()
+            client.wait()
+        admin.create_topic(f"{prefix}-in-3", 1)
+        produce(servers, f"{prefix}-in-3", [order("a", 3)])
+        with running(job()) as client:
+            await_that(lambda: len(sink.rows()) == 3, client)
+            client.stop_with_checkpoint()
+            client.wait()
+        assert totals() == [("a", 1), ("a", 3), ("a", 6)]
+        read = {at: offset for at, offset in admin.committed_offsets(prefix).items() if offset}
+    assert read == {(f"{prefix}-in-{topic}", 1 if topic == 1 else 0): 1 for topic in (1, 2, 3)}
 
 
 def test_a_pattern_with_json_values_and_where_they_came_from(

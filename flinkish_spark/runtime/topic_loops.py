@@ -1,0 +1,59 @@
+"""Refuses topics that a job reads twice, or reads and writes; with a pattern, also those that may come."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING
+
+from flinkish_spark.errors import GraphError
+from flinkish_spark.kafka.positions import TopicPattern
+
+if TYPE_CHECKING:
+    from flinkish_spark.graph.planned import PlannedJob
+    from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+
+
+def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
+    """Raise GraphError for such a topic, or such patterns; dead letters count as written."""
+    for first, second in permutations(graph.sources, 2):
+        _check_topics(first, second)
+    for first, second in combinations((node for node in graph.sources if node.source.pattern), 2):
+        _check_patterns(first, second)
+    for sink in planned.sinks:
+        both = sorted({topic for topic in sink.sink.topics for node in graph.sources if _reads(node, topic)})
+        if both:
+            raise GraphError(
+                f"the topic '{both[0]}' is read and written by the same job",
+                why="the job would feed itself for ever",
+                what_to_do=f"let '{sink.uid}' write another topic",
+                topic=both[0],
+            )
+
+
+def _reads(node: SourceNode, topic: str) -> bool:
+    source = node.source
+    return topic in source.topics or (bool(source.pattern) and topic in TopicPattern(source.pattern))
+
+
+def _check_topics(first: SourceNode, second: SourceNode) -> None:
+    for topic in second.source.topics:
+        if first.uid != second.uid and _reads(first, topic):
+            raise GraphError(
+                f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
+                why="their offsets could not be told apart in Spark's log",
+                what_to_do="read it once and use the stream twice",
+                topic=topic,
+            )
+
+
+def _check_patterns(first: SourceNode, second: SourceNode) -> None:
+    ours, theirs = first.source.pattern, second.source.pattern
+    if first.uid != second.uid and TopicPattern(ours).may_match_what(TopicPattern(theirs)):
+        raise GraphError(
+            f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
+            why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a topic "
+            "that both read could not be told apart in Spark's log",
+            what_to_do="read the topics of both with one source, whose metadata tells them apart; or with "
+            "KafkaRecordsSource, which logs its offsets under its uid",
+            patterns=(ours, theirs),
+        )
