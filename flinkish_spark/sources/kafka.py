@@ -16,11 +16,11 @@ from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
-    GraphError,
 )
-from flinkish_spark.formats import DeadLetter, Json, OnBadRecord, Raw
+from flinkish_spark.formats import Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
+from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources import kafka_upstream
@@ -34,6 +34,12 @@ from flinkish_spark.sources.json_records import (
 )
 from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, checked_start
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_dead_letters import (
+    check_letter_topic,
+    letter_topic,
+    letters_of,
+    letters_uid,
+)
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
 from flinkish_spark.sources.kafka_groups import GroupIsActive, store_offsets
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
@@ -44,6 +50,7 @@ from flinkish_spark.sources.kafka_reading import (
     READER_DEFAULTS,
     RESERVED,
     channel_column,
+    for_jvm,
     ranges_between,
     subscription,
 )
@@ -196,7 +203,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def has_side_outputs(self) -> bool:
         """Whether unreadable records go to a dead-letter topic."""
-        return isinstance(self.value, Json) and isinstance(self.value.on_bad_record, DeadLetter)
+        return bool(letter_topic(self.value))
 
     @property
     def plan_name(self) -> str:
@@ -246,25 +253,14 @@ class KafkaSource(EndsAtOffsets):
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
-        return (f"{uid}-dead-letter",) if self.has_side_outputs else ()
+        return (letters_uid(uid),) if self.has_side_outputs else ()
 
     def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
-        from flinkish_spark.sinks.kafka import KafkaSink
-
-        if not isinstance(self.value, Json) or not isinstance(self.value.on_bad_record, DeadLetter):
+        if not isinstance(self.value, Json) or not self.has_side_outputs:
             return ()
         raw = self._raw(spark, control_path)
-        bad = bad_records(raw, self.value).select("key", "value", C.CHANNEL, C.SEQUENCE)
-        sink = KafkaSink(
-            self.bootstrap_servers,
-            self.value.on_bad_record.topic,
-            key="key",
-            value=Raw("value"),
-            options=self.options,
-            writer=self.reader,
-        )
-        return tuple(SideOutput(own, bad, sink) for own in self.side_uids(uid))
+        return (letters_of(raw, self.value, uid, self.connection, self.reader),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
@@ -309,7 +305,8 @@ class KafkaSource(EndsAtOffsets):
         own = {**own, **kafka_upstream.SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
-        reader = reader.options(**subscription(self.topics, self.partitions, self.pattern))
+        pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
+        reader = reader.options(**subscription(self.topics, self.partitions, pattern))
         reader = reader.option("startingOffsets", self.starting_option(control_path))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
@@ -319,14 +316,9 @@ class KafkaSource(EndsAtOffsets):
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
-        wanted = list(self.topics)
-        if isinstance(self.value, Json) and isinstance(self.value.on_bad_record, DeadLetter):
-            if self.reads(self.value.on_bad_record.topic):
-                raise GraphError(
-                    f"source '{uid}' has its own topic as dead-letter topic",
-                    what_to_do="name another topic",
-                )
-            wanted.append(self.value.on_bad_record.topic)
+        letters = letter_topic(self.value)
+        check_letter_topic(uid, letters, self.topics or TopicPattern(self.pattern))
+        wanted = [*self.topics, *filter(None, [letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             found = admin.topics(wanted)
             missing = [t for t in wanted if t not in found]

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.arguments import unusable
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.formats import DeadLetter, Json, OnBadRecord
+from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources.json_records import decoded, json_schema
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
@@ -66,12 +66,6 @@ class Decoding:
         if not isinstance(value, Json):
             to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
             raise unusable("value", value, wanted="a Json(...)", what_to_do=to_do)
-        if isinstance(value.on_bad_record, DeadLetter):
-            raise ConfigError(
-                "a source of Kafka records has a dead-letter topic",
-                why="unreadable records would be read by a second scan, which this source does not have",
-                what_to_do="choose OnBadRecord.FAIL or DROP, or name the topics and use KafkaSource",
-            )
         check_names(names, json_schema(value))
         return cls(value, names)
 

@@ -64,6 +64,17 @@ def subscription(
     return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
 
 
+def for_jvm(pattern: str) -> str:
+    """Return a pattern as Spark's own reader wants it, which looks for it anywhere in a topic's name.
+
+    Examples
+    --------
+    >>> for_jvm("orders-[0-9]|clicks")
+    '^(?:orders-[0-9]|clicks)$'
+    """
+    return f"^(?:{pattern})$" if pattern else ""
+
+
 def ranges_between(
     starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
 ) -> dict[str, str] | None:

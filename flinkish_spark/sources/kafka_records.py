@@ -1,4 +1,4 @@
-"""Kafka as a source of splits: topics by a pattern, and what can stand behind history in a hybrid source.
+"""Kafka as a source of splits, which can stand behind history in a hybrid source.
 
 A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
 JAR, and come as they are: decoding is left to a transform, the same for history and for what is live.
@@ -18,6 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import SystemClock
+from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.formats import Json
 from flinkish_spark.graph.declared import output_schema
@@ -31,6 +32,7 @@ from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.base import SideOutput
 from flinkish_spark.sources.kafka_beginnings import (
     KafkaStart,
     StartingOffsets,
@@ -38,6 +40,12 @@ from flinkish_spark.sources.kafka_beginnings import (
     start_offsets,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
+from flinkish_spark.sources.kafka_dead_letters import (
+    check_letter_topic,
+    letter_topic,
+    letters_of,
+    letters_uid,
+)
 from flinkish_spark.sources.kafka_decoding import Decoding
 from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
 from flinkish_spark.sources.kafka_groups import commit_places
@@ -71,11 +79,11 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
 
 
 class KafkaRecordsSource(SplitSource):
-    """Reads Kafka topics that match a pattern, or is a part of a hybrid source.
+    """Reads Kafka topics without a JAR, records as they are; also as a part of a hybrid source.
 
-    For topics that are named take a :class:`~flinkish_spark.sources.kafka.KafkaSource`, which may read
-    through the JVM. Partitions, and topics that match, are found within 5 s of being made, and are read
-    from their first record; one that is deleted fails the job.
+    Otherwise take a :class:`~flinkish_spark.sources.kafka.KafkaSource`, which may read through the JVM.
+    Partitions, and topics that match, are found within 5 s of being made, and are read from their first
+    record; one that is deleted fails the job.
 
     Parameters
     ----------
@@ -90,8 +98,9 @@ class KafkaRecordsSource(SplitSource):
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
         timestamp. Left out where `value` says what the fields are.
     value, metadata
-        ``Json("field TYPE, ...")``, which fails on bad records or drops them, and columns beside its
-        fields, as for a KafkaSource. Not in a hybrid source. Without it records come as they are.
+        ``Json("field TYPE, ...")`` with what is done with bad records, and columns beside its fields,
+        as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source. Without it
+        records come as they are.
     starting_offsets
         As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
         in front of it.
@@ -287,13 +296,36 @@ class KafkaRecordsSource(SplitSource):
         """Whether the policy for bad records is to drop them."""
         return self.decoding is not None and self.decoding.drops_records
 
+    @property
+    def has_side_outputs(self) -> bool:
+        """Whether unreadable records go to a dead-letter topic."""
+        return bool(self._letters)
+
+    @property
+    def _letters(self) -> str:
+        return "" if self.decoding is None else letter_topic(self.decoding.value)
+
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uid of the dead-letter sink."""
+        return (letters_uid(uid),) if self.has_side_outputs else ()
+
+    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
+        """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
+        if self.decoding is None or not self.has_side_outputs:
+            return ()
+        raw = super().load(spark, control_path)
+        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON),)
+
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""
         super().preflight(spark, job_dir, uid)
+        read = self._wanted.topics or TopicPattern(self._wanted.pattern)
+        check_letter_topic(uid, self._letters, read)
+        wanted = [*self._wanted.topics, *filter(None, [self._letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(self._wanted.topics)
+            found = admin.topics(wanted)
             places_in(admin, self._wanted.topics, self._wanted.partitions)
-        missing = [topic for topic in self._wanted.topics if topic not in found]
+        missing = [topic for topic in wanted if topic not in found]
         if missing:
             raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
 

@@ -104,10 +104,6 @@ class StartsAtOffsets(Source):
             return self.topics_now()
         return sorted({*self.topics_now(), *self._of_mine(position.topics())})
 
-    def reads(self, topic: str) -> bool:
-        """Whether a topic of that name is one of the source's."""
-        return bool(self._of_mine([topic]))
-
     def _of_mine(self, topics: Iterable[str]) -> list[str]:
         mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
         return [topic for topic in topics if topic in mine]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flinkish_spark import (
+    DeadLetter,
     JobStatus,
     Json,
     KafkaSource,
@@ -20,6 +22,7 @@ from flinkish_spark import (
     WatermarkStrategy,
 )
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.kafka.channels import channel_by_name
 from flinkish_spark.sources import (
     EndAtLatest,
     KafkaRecordsSource,
@@ -27,6 +30,7 @@ from flinkish_spark.sources import (
     StartAtOffsets,
     StartAtTimestamp,
 )
+from flinkish_spark.sources.kafka_reading import channel_column
 from tests.support import (
     ORDER,
     TOTAL,
@@ -36,6 +40,7 @@ from tests.support import (
     order,
     orders_source,
     produce,
+    read_committed,
     running,
 )
 
@@ -118,6 +123,8 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
     spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
 ) -> None:
     """The first start finds no topic at all; a longer name that begins like a match is none."""
+    one = spark.createDataFrame([("örders-1", 3)], "topic STRING, partition INT")
+    assert one.select(channel_column([])).first()[0] == channel_by_name("örders-1", 3)
     servers, prefix = broker.bootstrap_servers, topic()
     sink = MemorySink(str(tmp_path / "rows"))
 
@@ -182,6 +189,30 @@ def test_a_pattern_with_json_values_and_where_they_came_from(
         assert client.wait(timeout_ms=200_000)
     found = sorted((row.user, row.amount, row._topic, row._offset) for row in sink.rows())
     assert found == [("a", 1, source, 0), ("b", 2, source, 2)]
+
+
+def test_dead_letters_of_single_records_over_two_starts(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path
+) -> None:
+    """A second scan, with positions of its own, brings each of them once; the group has the lower ones."""
+    servers, source, letters = broker.bootstrap_servers, topic(), topic()
+    sink = MemorySink(str(tmp_path / "rows"))
+    wanted = {"orders-dead-letter": 2, "memory": 1}
+    for start in (1, 2):
+        produce(servers, source, [order("a", start), f"bad {start}".encode(), None])
+        env = environment(spark, tmp_path / "job")
+        value = Json(ORDER, DeadLetter(letters))
+        given = KafkaRecordsSource(servers, pattern=f"{source}.*", value=value, group_id=source)
+        env.from_source(given, uid="orders").sink_to(sink, uid="memory")
+        with running(env) as client:
+            await_that(lambda: client.progress.rows_by_sink == wanted, client)
+            client.stop_with_checkpoint()
+            client.wait()
+    assert sorted(row.amount for row in sink.rows()) == [1, 2]
+    found = [record.value for record in read_committed(servers, letters)]
+    assert Counter(found) == {None: 2, b"bad 1": 1, b"bad 2": 1}
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        assert admin.committed_offsets(source) == {(source, 0): 6}
 
 
 def test_partitions_that_are_ahead_wait_for_the_others(

@@ -158,6 +158,9 @@ def test_it_may_decode_but_not_as_a_part() -> None:
     assert source.record_type.names == ["key", "value", "topic", "partition", "offset", "timestamp"]
     assert source.drops_records and not source_of(Brokers()).drops_records
     assert source.with_own_time().record_type == source.record_type
+    assert not source.has_side_outputs and source.side_uids("in") == ()
+    with_letters = KafkaRecordsSource("nowhere:1", ["in"], value=Json("n LONG", DeadLetter("bad")))
+    assert with_letters.side_uids("in") == ("in-dead-letter",) and not with_letters.drops_records
     with pytest.raises(ConfigError, match="part 1 of a hybrid source decodes"):
         ended = KafkaRecordsSource("nowhere:1", ["a"], ending=EndAtLatest(), schema=source.record_type)
         HybridSource(ended, source)
@@ -184,7 +187,6 @@ def test_the_time_of_a_record_is_read_without_being_a_field() -> None:
         {"starting_offsets": StartAtOffsets(), "starting_at_ms": 5},
         {"ending": "latest"},
         {"value": Raw()},
-        {"value": Json("n LONG", DeadLetter("bad"))},
         {"value": Json("_topic STRING"), "metadata": ["topic"]},
         {"metadata": ["topic"]},
         {"schema": "value LONG"},

@@ -12,8 +12,10 @@ import pytest
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.kafka.channels import channel_by_name, check_told_apart
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.runtime.spark_log import LoggedOffsets
+from flinkish_spark.runtime.topic_loops import check_loops
 from flinkish_spark.sources import (
     EndAtLatest,
     EndAtOffsets,
@@ -24,6 +26,7 @@ from flinkish_spark.sources import (
 )
 from flinkish_spark.sources.base import SourceStart
 from flinkish_spark.sources.kafka_beginnings import start_offsets
+from flinkish_spark.sources.kafka_reading import subscription
 from flinkish_spark.store import LocalStore
 
 PLACES = [("in", 0), ("in", 1)]
@@ -109,6 +112,11 @@ def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> No
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets="middle"),
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtTimestamp),
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommitted()),
+        lambda: KafkaSource("nowhere:1"),
+        lambda: KafkaSource("nowhere:1", ["in"], pattern="in-.*"),
+        lambda: KafkaSource("nowhere:1", pattern="in-.*", partitions={"in-1": [0]}),
+        lambda: KafkaSource("nowhere:1", pattern="[a&&b]"),
+        lambda: KafkaSource("nowhere:1", pattern="in-.*", reader="python", aligned_with=UpstreamJob()),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": []}),
         lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": "01"}),
@@ -204,3 +212,71 @@ def test_what_can_be_aligned() -> None:
         KafkaSource("nowhere:1", ["in"]).check_alignable("in")
     with pytest.raises(GraphError, match="aligned_with"):
         KafkaSource("nowhere:1", ["in"], reader="python", aligned_with=UpstreamJob()).check_alignable("in")
+
+
+# -- topics by a pattern -------------------------------------------------------------------------------
+
+
+def by_pattern(pattern: str = "in.*", **more: Any) -> KafkaSource:
+    return KafkaSource("nowhere:1", pattern=pattern, **more)
+
+
+def test_a_pattern_takes_its_own_out_of_a_log() -> None:
+    logged = LoggedOffsets(
+        ({"in": {"0": 5, "1": 7}, "flinkish:checkpoint": 3}, {"in-2": {"0": 1}}, {"other": {"0": 9}}, None)
+    )
+    source = by_pattern()
+    assert source.offsets_in(logged) == {"in": {0: 5, 1: 7}, "in-2": {0: 1}}
+    assert by_pattern("nothing").offsets_in(logged) == {}
+    wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
+    assert source.channels_in(logged) == wanted and min(wanted) > 0
+    assert subscription(source.topics, source.partitions, source.pattern) == {"subscribePattern": "in.*"}
+    assert (source.plan_name, by_pattern(reader="python").plan_name) == ("pattern", "kafka-python pattern")
+
+
+def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
+    tmp_path: Path, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ["in"]
+    monkeypatch.setattr(KafkaSource, "topics_now", lambda _self: there)
+    source = by_pattern(starting_offsets=StartAtCommitted("ours"), ending=EndAtLatest())
+    control = job_in(tmp_path)
+    source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
+    assert json.loads(source.starting_option(control)) == {"in": {"0": 4, "1": 0}}
+    there.append("in-2")
+    assert json.loads(source.starting_option(control))["in-2"] == {"0": -2, "1": -2}
+    read = {"in": {0: 9, 1: 3}, "in-2": {0: 1}}
+    logged = LoggedOffsets(
+        ({topic: {str(p): at for p, at in found.items()} for topic, found in read.items()},)
+    )
+    assert source.has_ended(logged) and source.channels_in(logged) == frozenset()
+    assert source.before_end(read) == {"in": {0: 9, 1: 3}}
+
+
+def test_topics_with_one_number_are_refused() -> None:
+    check_told_apart(["in", "in-2"])
+    # Their checksums are equal.
+    with pytest.raises(ConfigError, match="'buckeroo' and 'plumless' cannot be read by one pattern"):
+        check_told_apart(["plumless", "in", "buckeroo"])
+
+
+@pytest.mark.parametrize(
+    ("sources", "written", "message"),
+    [
+        ([by_pattern("in.*"), source_of(StartingOffsets.EARLIEST)], "out", "read the same topic 'in'"),
+        ([by_pattern("in-.*"), by_pattern("in-2")], "out", "may match the same topic"),
+        ([by_pattern("in-.*"), by_pattern("a|out-2")], "out", "may match the same topic"),
+        ([by_pattern("(out|in).*")], "out", "'out' is read and written"),
+        ([by_pattern("in-.*"), by_pattern("other-.*"), source_of(StartingOffsets.EARLIEST)], "out", ""),
+    ],
+)
+def test_topics_that_two_sources_may_read_or_a_job_writes(sources, written, message) -> None:
+    graph = SimpleNamespace(
+        sources=[SimpleNamespace(uid=f"s{n}", source=source) for n, source in enumerate(sources)]
+    )
+    planned = SimpleNamespace(sinks=[SimpleNamespace(uid="out", sink=SimpleNamespace(topics=(written,)))])
+    if not message:
+        check_loops(graph, planned)
+        return
+    with pytest.raises(GraphError, match=message):
+        check_loops(graph, planned)
