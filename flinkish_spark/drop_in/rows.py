@@ -44,7 +44,7 @@ class KafkaPiece(InputPartition):
 
 
 class WakePiece(InputPartition):
-    """Rows that call key groups of a job's operators.
+    """Rows that call key groups of a job's operators; a barrier, if there is no partition to bring it.
 
     Parameters
     ----------

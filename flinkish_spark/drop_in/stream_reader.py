@@ -44,6 +44,7 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Barrier
 from flinkish_spark.protocol.scans import OWN_KEYS
 from flinkish_spark.protocol.watermark_alignment import NONE_HELD
+from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.control_source import offered_by, read_control, wake_rows
 from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.runtime.spark_log import OFFSET_KEY
@@ -229,7 +230,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else None)
             for p in cut
         ]
-        wakes = wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end))
+        wakes = list(wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end)))
+        if carries_barrier and not whole:
+            # No topic matches the pattern yet.
+            wakes.append((int(C.Kind.BARRIER), checkpoint, announced_channel(0, 1), 0))
         return [*pieces, WakePiece(wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

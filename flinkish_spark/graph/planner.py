@@ -239,6 +239,7 @@ class Planner:
     @staticmethod
     def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
         """Return records and barriers of streams that share their barriers as one stream."""
+        streams = [stream.records_only() for stream in streams]
         first = streams[0]
         fields = [F.col(C.quoted(name)) for name in first.schema.names]
         if first.marked is not None:
@@ -302,7 +303,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
 def _records_of(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
-        return stream.records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
+        return stream.records_only().records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
         frame = function(frame)
@@ -335,6 +336,9 @@ def _keyed_input(
             )
         frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
+    if any(isinstance(key, Column) for key in entry.keys):
+        # An expression of the user's must not see rows without fields.
+        stream = stream.records_only()
     is_timed = C.TIME in stream.records.columns
     frames: tuple[DataFrame, ...] = (stream.records, stream.barriers)
     if stream.marked is not None and not any(isinstance(key, Column) for key in entry.keys):

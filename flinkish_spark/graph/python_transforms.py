@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as T
 
@@ -17,6 +16,7 @@ from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.kept_times import KeepsTimes, Worker
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.process_functions import ProcessRows
 from flinkish_spark.runtime.row_functions import ExpandRows, FilterRows, One, RowFunction
@@ -24,10 +24,6 @@ from flinkish_spark.stream_functions import ProcessFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-#: What mapInArrow calls, once per task.
-Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass
@@ -56,15 +52,23 @@ class RowTransform(LocatedTransform):
         Fields of the result; None where they stay as they are.
     settings
         Shared with all that is made of this.
+    wraps
+        What is put around the worker: with a :class:`~flinkish_spark.runtime.kept_times.KeepsTimes` the times
+        of records that the function drops go on.
     """
 
     function: RowFunction
     output: T.StructType | None
     settings: TransformSettings
+    wraps: type[KeepsTimes] | None = None
 
     def located(self, origins: Origins) -> RowTransform:
         """Return the same for records of which it is known where they come from."""
         return replace(self, function=replace(self.function, origins=origins))
+
+    def keeping_times(self) -> RowTransform:
+        """Return the same for records whose times are reported behind it."""
+        return replace(self, wraps=KeepsTimes)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
@@ -72,6 +76,9 @@ class RowTransform(LocatedTransform):
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker, columns = self._worker(function, frame.schema)
+        if self.wraps is not None:
+            wrapped = self.wraps(worker, columns)
+            return spread.mapInArrow(wrapped, wrapped.columns)
         return spread.mapInArrow(worker, columns)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.sink_rows import Transform
 from flinkish_spark.graph.times import time_column
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -36,6 +37,10 @@ class RecordStream:
     has_channels
         Whether the records' channels are those of the source. Behind a transform that chose its own columns
         they are Spark's input partitions, which are others in each micro-batch.
+    is_timed
+        Whether a strategy of the user's has given the records their times.
+    has_kept_times
+        Whether there are rows among the records that are times only; see `runtime/kept_times.py`.
     """
 
     source: str
@@ -45,11 +50,20 @@ class RecordStream:
     channels: ExpectedChannels
     marked: DataFrame | None = None
     has_channels: bool = True
+    is_timed: bool = False
+    has_kept_times: bool = False
 
     @property
     def schema(self) -> T.StructType:
         """Own fields."""
         return T.StructType([f for f in self.records.schema if not f.name.startswith(C.PREFIX)])
+
+    def records_only(self) -> RecordStream:
+        """Return the stream without the times of records that were dropped: for what must not see them."""
+        if not self.has_kept_times:
+            return self
+        records = self.records.where(F.col(C.SEQUENCE).isNotNull())
+        return replace(self, records=records, has_kept_times=False)
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
@@ -60,6 +74,10 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     GraphError
         The function returned no DataFrame, or dropped the records' times.
     """
+    if stream.is_timed and isinstance(function, RowTransform):
+        kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
+        return replace(kept, has_kept_times=True)
+    stream = stream.records_only()
     records = function(stream.records)
     if not isinstance(records, DataFrame):
         raise GraphError(f"a transform returned a {type(records).__name__}", what_to_do="return a DataFrame")
@@ -102,6 +120,7 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     GraphError
         The times cannot be found.
     """
+    stream = replace(stream.records_only(), is_timed=True)
     plain, assigner = stream.records.drop(C.MARK), strategy.timestamps
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is not None or function is not None:

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.columns import KIND, Kind
+from flinkish_spark.runtime.kept_times import are_records
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.runtime.row_functions import RowFunction, records_of
 
@@ -80,7 +81,8 @@ class AppendColumns:
 def _places(batch: pa.RecordBatch) -> np.ndarray[Any, Any] | None:
     """Return which rows are records; None if all of them are."""
     if KIND not in batch.schema.names:
-        return None
+        mask = are_records(batch)
+        return None if mask is None else np.flatnonzero(mask.to_numpy(zero_copy_only=False))
     is_record = batch.column(KIND).to_numpy() == int(Kind.RECORD)
     return None if is_record.all() else np.flatnonzero(is_record)
 

@@ -150,11 +150,13 @@ class _TimesSeen:
         name = C.MARK if C.MARK in records.schema.names else C.TIME
         times = records.column(name)
         timed = records.filter(times.is_valid()) if times.null_count else records
+        # Times of records that were dropped have no place.
+        is_record = timed.column(C.SEQUENCE).is_valid().to_numpy(zero_copy_only=False)
         channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
         for channel in np.unique(channels).tolist():
             own = ms[channels == channel]
             self.latest_ms[channel] = max(int(own.max()), self.latest_ms.get(channel, int(own[0])))
-            self._counts[channel] = self._counts.get(channel, 0) + len(own)
+            self._counts[channel] = self._counts.get(channel, 0) + int(is_record[channels == channel].sum())
 
     def rows(self, report: TimeReport) -> pa.RecordBatch:
         """Return a report per channel: the latest time, and the number of records."""
@@ -212,9 +214,10 @@ class BlockPacker:
             records, control = self._apart(batch)
             if control is not None:
                 yield control
+            if records.num_rows and self.report is not None:
+                seen.note(records)
+            records = _with_places(records)
             if records.num_rows:
-                if self.report is not None:
-                    seen.note(records)
                 held.append(without_marks(records))
                 count += records.num_rows
             if count >= self.rows:
@@ -252,6 +255,12 @@ class BlockPacker:
         nothing = pa.array([b""] * control.num_rows, pa.binary())
         rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
         return records.filter(pa.array(is_record)), rows
+
+
+def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records without those that are times only; see `runtime/kept_times.py`."""
+    places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
+    return records.filter(places.is_valid()) if places is not None and places.null_count else records
 
 
 def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
