@@ -10,6 +10,7 @@ from flinkish_spark.cli.checkpoint_views import CheckpointView
 from flinkish_spark.cli.params import Job
 from flinkish_spark.cli.tables import local_time, print_facts, print_line, print_table
 from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.late_records import late_of
 from flinkish_spark.protocol.statistics_participants import ParticipantStatistics
 
 
@@ -57,6 +58,7 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
         "hooks": sorted(commit.hook_states),
         "uids": list(commit.uids),
         "finished": list(commit.finished),
+        "late_dropped": late_of(commit.batches),
     }
 
 
@@ -110,7 +112,10 @@ def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
             print_table(columns, rows)
 
 
-_PARTICIPANTS = ("uid", "kind", "acknowledged", "ack ms", "rows", "bytes", "sync ms", "commit ms", "barriers")
+_PARTICIPANTS = (
+    *("uid", "kind", "acknowledged", "ack ms", "rows", "bytes", "sync ms", "commit ms", "barriers"),
+    "late dropped",
+)
 _CHANNELS = ("uid", "channel", "barriers", "rows", "bytes", "align ms")
 _UPSTREAM = ("topic", "job", "checkpoint", "start delay ms", "align ms", "ranges to replay")
 _BATCHES = ("lineage", "batch", "owner", "attempt", "rows", "committables")
@@ -120,7 +125,7 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
     durations = [
         f"{name.removesuffix('_ms')} {ms}" for name, ms in details["durations"].items() if ms is not None
     ]
-    failure = details["failure"] or {}
+    failure, late = details["failure"] or {}, details.get("late_dropped", {})
     return [
         ("checkpoint", details["id"]),
         ("purpose", details["purpose"]),
@@ -140,6 +145,7 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("left behind by lineage", details["superseded_by_lineage"]),
         ("can be gone back to", "yes" if details["can_be_rewound_to"] else f"no: {details['why_not']}"),
         ("hooks", ", ".join(details.get("hooks", ()))),
+        ("late records dropped", ", ".join(f"{uid} {n}" for uid, n in late.items())),
         ("had finished", ", ".join(details.get("finished", ()))),
     ]
 
@@ -166,6 +172,7 @@ def _participant_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
             p["sync_ms"],
             p["commit_ms"],
             p["barriers"],
+            p["late_dropped"],
         )
         for p in details["participants"]
     ]

@@ -21,6 +21,8 @@ from flinkish_spark.protocol.records import SinkAck, TimeReport
 #: Reporters from here on measure latency: first a sink about itself, then the operators.
 SINK_REPORTER = 1 << 20
 FIRST_OPERATOR_REPORTER = SINK_REPORTER + 1
+#: And from here on they count late records; see `protocol/late_records.py`.
+FIRST_LATE_REPORTER = 1 << 22
 _SUBTASK_BITS = 31
 #: What of a place is the subtask; it fits an INT of Spark's.
 SUBTASK_MASK = (1 << _SUBTASK_BITS) - 1
@@ -225,7 +227,7 @@ def marked_in(acks: Iterable[SinkAck]) -> int | None:
 
 def is_latency(report: TimeReport) -> bool:
     """Whether a report is about latency."""
-    return report.reporter >= SINK_REPORTER
+    return SINK_REPORTER <= report.reporter < FIRST_LATE_REPORTER
 
 
 def without_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:

@@ -7,10 +7,11 @@ Each type says who writes it, when, and what it proves. All are immutable; `to_j
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, checked_name
+from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.time_facts import BatchTimes
 
 Json = Mapping[str, Any]
@@ -181,7 +182,8 @@ class StagedBatch:
     committables exist, not that the batch counts: that is commits/N.
 
     `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
-    version staged it. `times` is what it says about time; None in a job without any.
+    version staged it. `times` is what it says about time; None in a job without any. `late_dropped` is
+    how many late records operators have dropped, by uid, without those that dropped none.
     """
 
     lineage: Lineage
@@ -193,6 +195,7 @@ class StagedBatch:
     blocks: tuple[int, ...] = ()
     began_at_ms: int | None = None
     times: BatchTimes | None = None
+    late_dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
@@ -214,6 +217,8 @@ class StagedBatch:
             stored["began_at_ms"] = self.began_at_ms
         if self.times is not None:
             stored["times"] = self.times.to_json()
+        if self.late_dropped:
+            stored["late_dropped"] = dict(self.late_dropped)
         return stored
 
     @classmethod
@@ -229,4 +234,9 @@ class StagedBatch:
             tuple(int(b) for b in value["blocks"]),
             value.get("began_at_ms"),
             None if value.get("times") is None else BatchTimes.from_json(value["times"]),
+            _counts(value.get("late_dropped", {})),
         )
+
+
+def _counts(value: Json) -> dict[str, int]:
+    return {checked_name(uid, "uid"): checked_whole("late_dropped", n, least=1) for uid, n in value.items()}

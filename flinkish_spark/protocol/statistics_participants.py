@@ -18,7 +18,7 @@ from flinkish_spark.protocol.json_values import list_of, measured, member, objec
 from flinkish_spark.protocol.limits import checked_whole
 
 _OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
-_OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers")
+_OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers", "late_dropped")
 _numbers_of = attrgetter(*_OF_A_PARTICIPANT)
 
 
@@ -93,6 +93,9 @@ class ParticipantStatistics:
         How long its commit took; None where it had nothing to commit.
     barriers
         How many barriers of the checkpoint it saw, over all channels; None for operators and hooks.
+    late_dropped
+        How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
+        where there were none.
     channels
         One entry per channel that showed a barrier.
     """
@@ -106,6 +109,7 @@ class ParticipantStatistics:
     sync_ms: int | None = None
     commit_ms: int | None = None
     barriers: int | None = None
+    late_dropped: int | None = None
     channels: tuple[ChannelStatistics, ...] = ()
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flinkish_spark.protocol.agenda import Agenda
+from flinkish_spark.protocol.latencies import SINK_REPORTER
 from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.records import SinkAck, TimeReport
 from flinkish_spark.protocol.time_facts import (
@@ -244,7 +245,7 @@ def facts_of(
     channels: dict[Place, int] = {}
     timers: dict[Place, tuple[int, int]] = {}
     for ack in acks:
-        for report in (one for task in ack.tasks for one in task.reports):
+        for report in (one for task in ack.tasks for one in task.reports if one.reporter < SINK_REPORTER):
             reporter, chain = _reporter(plan, ack.sink, report)
             if reporter.role is ReporterRole.OPERATOR:
                 place = plan.instance(reporter.uid, chain), report.place

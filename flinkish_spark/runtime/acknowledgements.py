@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.late_records import late_of
 from flinkish_spark.protocol.records import SinkAck, StagedBatch
 from flinkish_spark.protocol.statistics_participants import ChannelStatistics, ParticipantStatistics
 
@@ -117,7 +118,10 @@ class Acknowledgements:
                     channels=self._channels(checkpoint, seen) if fits else (),
                 )
             )
-        result += [ParticipantStatistics(p.uid, p.kind, ack_ms=after_ms) for p, after_ms in others]
+        late = late_of(decision.batches)
+        for one, after_ms in others:
+            dropped = late.get(one.uid) if one.kind is ParticipantKind.OPERATOR else None
+            result.append(ParticipantStatistics(one.uid, one.kind, ack_ms=after_ms, late_dropped=dropped))
         return tuple(result), unlisted
 
     def _channels(self, checkpoint: CheckpointId, seen: Sequence[_Reported]) -> tuple[ChannelStatistics, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from flinkish_spark.protocol.latencies import FIRST_OPERATOR_REPORTER
+from flinkish_spark.protocol.latencies import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
 
 #: Prefix of every control column; a user's schema may not use it.
 PREFIX = "_fs_"
@@ -68,6 +68,8 @@ FIRST_REPORT = 16
 #: Kinds from here on say when a marker has reached an operator: the one with that number less this one. The
 #: first number of such a report is the marker's, the second one the wall clock.
 FIRST_LATENCY = FIRST_REPORT + FIRST_OPERATOR_REPORTER
+#: Kinds from here on say how many late records a key group has dropped; see `protocol/late_records.py`.
+FIRST_LATE = FIRST_REPORT + FIRST_LATE_REPORTER
 
 
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)

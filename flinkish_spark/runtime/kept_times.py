@@ -98,8 +98,8 @@ class KeepsTimes:
 
         for batch in self.worker(records()):
             kept.note(batch)
-            schema = batch.schema
-            yield batch
+            schema = pa.schema([field.with_nullable(True) for field in batch.schema])
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         lost = given.beyond(kept)
         if lost:
             yield _rows(lost, schema)
@@ -111,4 +111,4 @@ def _rows(lost: dict[int, dict[str, int]], schema: pa.Schema) -> pa.RecordBatch:
         **{name: pa.array([one.get(name) for one in lost.values()], pa.int64()) for name in _KEPT},
     }
     arrays = [known.get(field.name, pa.nulls(len(lost), field.type)) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

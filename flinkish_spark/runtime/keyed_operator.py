@@ -33,6 +33,7 @@ from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.vectorized_windows import WindowFold
+from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C
@@ -225,6 +226,8 @@ class KeyedOperator:
         due = _next_due_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
+        if late := _late_dropped(runner):
+            emitted.append(_Out(C.FIRST_LATE + spec.reporter, late, group, 0))
         return emitted
 
     def _broadcast(self, partition: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
@@ -370,6 +373,13 @@ def _runner_of(spec: KeyedOperatorSpec) -> GroupRunner:
     if isinstance(operator, KeyedBroadcastOperator):
         return KeyedBroadcastRunner(operator, *settings)
     return ElementRunner(operator, *settings)
+
+
+def _late_dropped(runner: GroupRunner) -> int:
+    """Return how many late records the last key group has dropped."""
+    return (
+        runner.counts.get(LATE_RECORDS_DROPPED, 0) if isinstance(runner, ElementRunner | WindowRunner) else 0
+    )
 
 
 def _next_due_ms(entries: GroupState) -> tuple[int, int]:

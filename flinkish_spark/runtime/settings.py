@@ -15,6 +15,7 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import Manifest, ManifestContext
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.late_records import late_of
 from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
@@ -69,6 +70,8 @@ class JobProgress:
     newest: CheckpointId = field(default_factory=lambda: CheckpointId(0))
     rows_by_sink: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
+    #: Late records that operators have dropped, by uid.
+    late_dropped: dict[str, int] = field(default_factory=dict)
     last_error: str = ""
     is_running: bool = False
 
@@ -76,6 +79,8 @@ class JobProgress:
         """Count a confirmed checkpoint; return how many records its sinks have dropped."""
         self.checkpoints += 1
         self.newest = decision.checkpoint
+        for uid, count in late_of(decision.batches).items():
+            self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
         acks = [ack for batch in decision.batches for ack in batch.acks]
         for ack in acks:
             self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows

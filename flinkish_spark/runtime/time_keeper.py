@@ -21,6 +21,7 @@ from flinkish_spark.errors import InternalError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.late_records import late_in
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
@@ -188,7 +189,8 @@ class TimeKeeper:
             logged.control.time.above,
             ControlOffset.drained_in(logged.sources) if self._is_draining else 0,
         )
-        return replace(staged, acks=without_reports(staged.acks), times=times)
+        late = late_in(self._plan, staged.acks)
+        return replace(staged, acks=without_reports(staged.acks), times=times, late_dropped=late)
 
     def on_staged(self, staged: StagedBatch) -> None:
         """Step behind a micro-batch, and tell the next one."""

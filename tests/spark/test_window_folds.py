@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from flinkish_spark import AggregateColumn, Fold, JobStatus, MemorySink, OutputTag, WatermarkStrategy
+from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.restoring import UnpositionedSources
 from flinkish_spark.savepoints.settings import RestoreSettings
+from flinkish_spark.store import LocalStore
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
@@ -94,6 +96,11 @@ def test_an_idle_stream_is_woken_late_rows_go_to_the_side_and_a_restart_goes_on(
         sink, late = MemorySink(f"{tmp_path}/rows"), MemorySink(f"{tmp_path}/late")
         totals.sink_to(sink, uid="out")
         totals.get_side_output(LATE).sink_to(late, uid="late")
+        # One that drops them, and is in two chains.
+        sums = keyed.window(TumblingEventTimeWindows(10_000)).sum("amount", uid="sums")
+        sums.sink_to(MemorySink(f"{tmp_path}/sums"), uid="sums-out")
+        again = sums.key_by("user").window(TumblingEventTimeWindows(10_000)).max("amount", uid="again")
+        again.sink_to(MemorySink(f"{tmp_path}/again"), uid="again-out")
         return env, sink, late
 
     env, sink, _ = job()
@@ -112,6 +119,13 @@ def test_an_idle_stream_is_woken_late_rows_go_to_the_side_and_a_restart_goes_on(
     client.wait()
     assert found(sink) == [("ann", 1, 1, 0.0, 10.0), ("ann", 10, 2, 10.0, 20.0)]
     assert [tuple(row) for row in late.rows()] == [("ann", 4, 2_000)]
+    assert client.progress.late_dropped == {"sums": 1}
+    statistics = JobDir(LocalStore(tmp_path / "job")).statistics()
+    assert statistics is not None
+    counted = [
+        one.late_dropped for entry in statistics.entries for one in entry.participants if one.uid == "sums"
+    ]
+    assert sum(filter(None, counted)) == 1
 
 
 def test_windows_by_processing_time_fire_without_records(spark: Any, tmp_path: Path) -> None:

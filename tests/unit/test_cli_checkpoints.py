@@ -293,6 +293,7 @@ def test_show_tells_everything_about_one(job: JobOnDisk) -> None:
         "sync_ms": None,
         "commit_ms": None,
         "barriers": None,
+        "late_dropped": None,
         "channels": [],
     }
     assert told["unlisted"] == 0
@@ -333,7 +334,7 @@ def test_show_of_a_failed_one_says_whom_it_waited_for(job: JobOnDisk) -> None:
     lines = flinkish("checkpoints", "show", job.root, 1).stdout.splitlines()
     assert "acknowledged            1 of 2" in lines
     waited_for = lines[lines.index("participants") + 2]
-    assert waited_for.split() == ["sum", "operator", "no", *"------"]
+    assert waited_for.split() == ["sum", "operator", "no", *"-------"]
 
 
 def test_show_says_how_much_is_not_listed(job: JobOnDisk) -> None:
