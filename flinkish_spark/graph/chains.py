@@ -75,9 +75,11 @@ def _chain_of(operator: KeyedNode) -> Chain:
     if twice is not None:
         raise GraphError(
             f"operator '{operator.uid}' reads '{twice}' on two ways",
-            why="Spark would run that operator, and keep its state, once for each of them",
-            what_to_do="let one operator do what the two ways do, or give it one stream that has the fields "
-            "of both",
+            why="Spark would run that operator, and keep its state, once for each of them, and over other "
+            "records",
+            what_to_do=f"let '{twice}' put everything into one output, with a field that says what a row is, "
+            "and read that once; let one operator do what those on the two ways do; or write the output of "
+            f"'{twice}' to a Kafka topic, and read that with a job of its own (docs/chained-jobs.md)",
             uid=operator.uid,
         )
     inputs = input_names([source.uid for source in scans_of(operator)])
