@@ -17,7 +17,7 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
     """Raise GraphError for such a topic, or such patterns; dead letters count as written."""
     for first, second in permutations(graph.sources, 2):
         _check_topics(first, second)
-    for first, second in combinations((node for node in graph.sources if node.source.pattern), 2):
+    for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
         _check_patterns(first, second)
     for sink in planned.sinks:
         both = sorted({topic for topic in sink.sink.topics for node in graph.sources if _reads(node, topic)})
@@ -32,7 +32,9 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
 
 def _reads(node: SourceNode, topic: str) -> bool:
     source = node.source
-    return topic in source.topics or (bool(source.pattern) and topic in TopicPattern(source.pattern))
+    return topic in source.topics or (
+        bool(source.topic_pattern) and topic in TopicPattern(source.topic_pattern)
+    )
 
 
 def _check_topics(first: SourceNode, second: SourceNode) -> None:
@@ -47,7 +49,7 @@ def _check_topics(first: SourceNode, second: SourceNode) -> None:
 
 
 def _check_patterns(first: SourceNode, second: SourceNode) -> None:
-    ours, theirs = first.source.pattern, second.source.pattern
+    ours, theirs = first.source.topic_pattern, second.source.topic_pattern
     if first.uid != second.uid and TopicPattern(ours).may_match_what(TopicPattern(theirs)):
         raise GraphError(
             f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",

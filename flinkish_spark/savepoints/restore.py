@@ -59,7 +59,7 @@ _ADVICE = {
 
 
 def _inputs(source: Source) -> Container[str]:
-    return TopicPattern(source.pattern) if source.pattern else frozenset(source.topics)
+    return TopicPattern(source.topic_pattern) if source.topic_pattern else frozenset(source.topics)
 
 
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:

@@ -52,7 +52,7 @@ class Source(ABC):
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
     #: In place of topics, a regular expression that the whole name of each matches; empty for others.
-    pattern: str = ""
+    topic_pattern: str = ""
     #: Whether ``_fs_channel`` means the same in every micro-batch.
     has_channels: bool = True
     #: What its positions are positions in; part of savepoints.

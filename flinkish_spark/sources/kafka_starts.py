@@ -37,6 +37,7 @@ class StartsAtOffsets(Source):
     metadata: tuple[str, ...] = ()
     #: By topic; empty for all.
     partitions: Partitions = {}  # noqa: RUF012 - never changed
+    pattern: str = ""
     starting_offsets: StartingOffsets | KafkaStart
     _start: SourceStart | None
     #: Under which its job knows it.
@@ -52,6 +53,11 @@ class StartsAtOffsets(Source):
         known = copy(self)
         known.__dict__["_uid"] = uid
         return known
+
+    @property
+    def topic_pattern(self) -> str:  # type: ignore[override]
+        """What topics are read by, if not by their names."""
+        return self.pattern
 
     @property
     def is_positionable(self) -> bool:
