@@ -93,11 +93,11 @@ class ParticipantStatistics:
         How long its commit took; None where it had nothing to commit.
     barriers
         How many barriers of the checkpoint it saw, over all channels; None for operators and hooks.
+    channels
+        One entry per channel that showed a barrier.
     late_dropped
         How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
         where there were none.
-    channels
-        One entry per channel that showed a barrier.
     """
 
     uid: str
@@ -109,8 +109,8 @@ class ParticipantStatistics:
     sync_ms: int | None = None
     commit_ms: int | None = None
     barriers: int | None = None
-    late_dropped: int | None = None
     channels: tuple[ChannelStatistics, ...] = ()
+    late_dropped: int | None = None
 
     def __post_init__(self) -> None:
         _checked_uid(self.uid)

@@ -37,7 +37,7 @@ SINK = ParticipantStatistics(
     barriers=2,
     channels=CHANNELS,
 )
-OPERATOR = ParticipantStatistics("totals", ParticipantKind.OPERATOR, ack_ms=60)
+OPERATOR = ParticipantStatistics("totals", ParticipantKind.OPERATOR, ack_ms=60, late_dropped=4)
 WAITED_FOR = ParticipantStatistics("catalog", ParticipantKind.HOOK, is_acknowledged=False)
 PARTICIPANTS = (SINK, OPERATOR)
 
