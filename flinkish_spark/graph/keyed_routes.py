@@ -120,7 +120,7 @@ class KeyedRoutes:
         """Return what makes fewer rows of records before they travel."""
         if sent.folded is None or sent.folded.combiner is None:
             return None
-        return BlamedCombine(self.uid, sent.folded.combiner)
+        return BlamedCombine(self.uid, self.routing.max_parallelism, sent.folded.combiner)
 
     def _own_route(self, distribution: Distribution) -> Column:
         """Return the route of a record."""

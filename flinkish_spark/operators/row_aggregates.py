@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.key_index import Array
+from flinkish_spark.operators.rich_parts import close_part, open_part
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.vectorized import BatchContext
 from flinkish_spark.operators.vectorized_aggregates import (
@@ -35,7 +36,8 @@ from flinkish_spark.state import StateTtl
 class _RowAggregation(ColumnAggregation):
     """Keeps one row per key, which a function makes."""
 
-    def __init__(self, kept: StateType) -> None:
+    def __init__(self, function: Any, kept: StateType) -> None:
+        self._function = function
         self._kept = ElementType(declared_ddl(kept))
         self._form = RowForm([field.name for field in self._kept.fields])
         self._class = None if isinstance(kept, str) else kept
@@ -59,6 +61,14 @@ class _RowAggregation(ColumnAggregation):
         """Return the columns of both together."""
         pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
         return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
+
+    def open(self, uid: str, max_parallelism: int) -> None:
+        """Open the function."""
+        open_part(self._function, uid, max_parallelism)
+
+    def close(self) -> None:
+        """Close it."""
+        close_part(self._function)
 
     @abstractmethod
     def _merge(self, first: Any, second: Any) -> Any:
@@ -100,8 +110,7 @@ class ReducedRows(_RowAggregation):
     """
 
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
-        super().__init__(input_type)
-        self._given: Any = reduce
+        super().__init__(reduce, input_type)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of the partial rows: partial rows are elements."""
@@ -109,7 +118,7 @@ class ReducedRows(_RowAggregation):
 
     def _merge(self, first: Any, second: Any) -> Any:
         # What comes out goes in again, so it gets the names that elements have.
-        return self._element(getattr(self._given, "reduce", self._given)(first, second))
+        return self._element(getattr(self._function, "reduce", self._function)(first, second))
 
 
 class AggregatedRows(_RowAggregation):
@@ -126,13 +135,13 @@ class AggregatedRows(_RowAggregation):
     """
 
     def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: StateType) -> None:
-        super().__init__(accumulator_type)
-        self._aggregate, self._input = aggregate, ElementType(input_type)
+        super().__init__(aggregate, accumulator_type)
+        self._input = ElementType(input_type)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of the accumulators of a batch."""
         rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
-        add = self._aggregate.add
+        add = self._function.add
         return self._columns(_folded(rows, groups, len(first), self._begin, lambda made, row: add(row, made)))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
@@ -140,13 +149,13 @@ class AggregatedRows(_RowAggregation):
 
         One per key, in the same order; None where the function gives None.
         """
-        return [self._aggregate.get_result(made) for made in self._rows(merged.columns)]
+        return [self._function.get_result(made) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
-        return self._aggregate.add(row, self._aggregate.create_accumulator())
+        return self._function.add(row, self._function.create_accumulator())
 
     def _merge(self, first: Any, second: Any) -> Any:
-        return self._aggregate.merge(first, second)
+        return self._function.merge(first, second)
 
 
 class MergeResults(MergePartials):

@@ -78,6 +78,12 @@ class ColumnAggregation(ABC):
     def names(self) -> list[str]:
         """Names of the columns."""
 
+    def open(self, uid: str, max_parallelism: int) -> None:
+        """Open the user's function, if there is one; each copy once, before the shuffle and behind it."""
+
+    def close(self) -> None:
+        """Close it."""
+
 
 def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
     """Make one row per key of a batch; for each batch of records, before the shuffle.
@@ -298,6 +304,11 @@ class MergePartials(VectorizedProcessFunction):
     def open(self, context: RuntimeContext) -> None:
         """Declare the state."""
         context.get_state(ValueStateDescriptor(AGGREGATE, self._aggregation.state_type(), ttl=self._ttl))
+        self._aggregation.open(context.uid, context.max_parallelism)
+
+    def close(self) -> None:
+        """Close the aggregation's function."""
+        self._aggregation.close()
 
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
         """Return the aggregates of the batch's keys, one row each."""

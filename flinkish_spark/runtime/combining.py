@@ -17,8 +17,9 @@ from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, co
 from flinkish_spark.operators.vectorized_windows import folded_parts
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.closing import close_with
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed
-from flinkish_spark.runtime.row_blocks import BEHIND, Combine
+from flinkish_spark.runtime.row_blocks import BEHIND
 from flinkish_spark.windows.assigners import NoEventTime
 
 
@@ -121,10 +122,17 @@ class WindowCombiner:
 
 @dataclass(frozen=True)
 class BlamedCombine:
-    """Runs what combines, before the shuffle; an error is that of the operator behind it."""
+    """Runs what combines, before the shuffle; an error is that of the operator behind it.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        Of the operator.
+    """
 
     uid: str
-    combine: Combine
+    max_parallelism: int
+    combine: Combiner | WindowCombiner
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Combine.
@@ -135,10 +143,20 @@ class BlamedCombine:
             The operator's function, or a fold, failed at these rows.
         """
         try:
+            self._open()
             return self.combine(rows)
         except Exception as error:
             told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
+
+    def _open(self) -> None:
+        """Open the function of the copy that this task has, before its first rows."""
+        if not isinstance(self.combine, Combiner) or "_opened" in self.__dict__:
+            return
+        self.__dict__["_opened"] = True
+        aggregation = self.combine.aggregation
+        aggregation.open(self.uid, self.max_parallelism)
+        close_with(self, aggregation, self.uid)
 
 
 def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:

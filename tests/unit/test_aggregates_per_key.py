@@ -5,12 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import pyarrow as pa
 import pytest
 
-from flinkish_spark import AggregateFunction, Emit, ReduceFunction
+from flinkish_spark import AggregateFunction, Emit, ReduceFunction, ValueStateDescriptor
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.operators.row_aggregates import ReducedRows
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.combining import BlamedCombine, Combiner
+from flinkish_spark.runtime.keyed_operator import OperatorFailed
 from flinkish_spark.testing import ProgramHarness
 
 ORDERS = "user STRING, amount LONG"
@@ -102,3 +108,48 @@ def test_without_merge_an_aggregate_cannot_be_folded() -> None:
             ),
             ORDERS,
         )
+
+
+class Opened(Greatest):
+    calls: ClassVar[list[str]] = []
+
+    def open(self, context: Any) -> None:
+        self.calls.append(f"open {context.uid}")
+        with pytest.raises(KeyedStateWithoutKey):
+            context.get_state(ValueStateDescriptor("seen", "LONG"))
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_functions_are_opened_and_closed_with_their_operator_and_in_front_of_the_shuffle() -> None:
+    harness = ProgramHarness(
+        lambda orders: orders.key_by("user").reduce(Opened(), uid="op", emit=Emit.PER_KEY), ORDERS
+    )
+    harness.push(("a", 1))
+    harness.close()
+    assert Opened.calls == ["open op", "close"]
+    Opened.calls.clear()
+    kept, keys = (C.ROUTE, C.SEQUENCE, "c0"), ("c0",)
+    combiner = Combiner(ReducedRows(Opened(), ORDERS), kept, keys, (("c0", "user"), ("c1", "amount")))
+    combine = BlamedCombine("op", 16, combiner)
+    rows = pa.RecordBatch.from_pydict({C.ROUTE: [0, 0], C.SEQUENCE: [0, 1], "c0": ["a", "a"], "c1": [1, 2]})
+    for _ in range(2):
+        assert combine(rows).to_pydict() == {
+            C.ROUTE: [0],
+            C.SEQUENCE: [0],
+            "c0": ["a"],
+            "p0": ["a"],
+            "p1": [2],
+        }
+    del combine
+    assert Opened.calls == ["open op", "close"]
+
+
+def test_an_error_in_front_of_the_shuffle_names_the_operator() -> None:
+    combiner = Combiner(
+        ReducedRows(lambda a, b: 1 / 0, ORDERS), ("c0",), ("c0",), (("c0", "user"), ("c1", "amount"))
+    )
+    rows = pa.RecordBatch.from_pydict({"c0": ["a", "a"], "c1": [1, 2], C.SEQUENCE: [0, 1]})
+    with pytest.raises(OperatorFailed, match=r'"uid": "totals".*ZeroDivisionError'):
+        BlamedCombine("totals", 16, combiner)(rows)
