@@ -112,7 +112,6 @@ class ProgramOperator:
         )
         self._made: Any = operator
         self._operators: list[Any] = []
-        self.restart(None)
 
     @property
     def frames(self) -> dict[int, T.StructType]:
