@@ -11,6 +11,7 @@ from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import Check, ElementFailed, Elements, Emitted, Progress, checked
 from flinkish_spark.operators.keyed_context import FunctionContext
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.runtime.taken_values import taken
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
 
 #: Takes a broadcast element and the context; returns what is emitted.
@@ -80,7 +81,7 @@ class ContextFacts:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
-        self.emitted.side.setdefault(tag.name, []).append((value, self.timestamp_ms))
+        self.emitted.side.setdefault(tag.name, []).append((taken(value), self.timestamp_ms))
 
     def process(self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements) -> None:
         """Give elements to a function, with these facts as the context.
@@ -97,7 +98,7 @@ class ContextFacts:
         for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
             self.timestamp_ms = time_ms
             try:
-                rows.extend(process(value, self) or ())
+                rows.extend(map(taken, process(value, self) or ()))
             except Exception as error:
                 raise ElementFailed(at, False, error) from error
             times.extend([time_ms] * (len(rows) - len(times)))

@@ -22,6 +22,7 @@ from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeD
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.timers import TimerQueue
+from flinkish_spark.runtime.taken_values import Take, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,17 @@ class GroupRun:
 
     Whoever calls :meth:`run` has loaded the entries of all keys that will have their turn into
     `states.tables`: those of the elements, and those whose timers are due.
+
+    Parameters
+    ----------
+    take
+        Makes a row that does not change behind the call that has emitted it.
     """
 
-    def __init__(self, operator: KeyedStreamOperator, uid: str, max_parallelism: int) -> None:
+    def __init__(
+        self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Take = taken
+    ) -> None:
+        self._take = take
         self.states = KeyedStates(uid, max_parallelism)
         self.timers = Timers(self.states.scope)
         self._context = FunctionContext(
@@ -215,7 +224,7 @@ class GroupRun:
     def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:
         at = -1
         scope, context = self.states.scope, self._context
-        rows, times = self._emitted.rows, self._emitted.times_ms
+        rows, times, take = self._emitted.rows, self._emitted.times_ms, self._take
         scope.namespace = None
         try:
             for elements in inputs:
@@ -228,14 +237,14 @@ class GroupRun:
                     result = process(value, context)
                     if result is not None:
                         # A generator runs here, with the key still current.
-                        rows.extend(result)
+                        rows.extend(map(take, result))
                         times.extend([time_ms] * (len(rows) - len(times)))
         except Exception as error:
             raise ElementFailed(at, is_before, error) from error
 
     def _fire(self, domain: TimeDomain, now_ms: int) -> None:
         scope, context, on_timer = self.states.scope, self._context, self._on_timer
-        rows, times = self._emitted.rows, self._emitted.times_ms
+        rows, times, take = self._emitted.rows, self._emitted.times_ms, self._take
         context.domain = domain
         for timer in self.timers.queues[domain].due(now_ms):
             scope.enter(timer.key, timer.namespace)
@@ -243,17 +252,17 @@ class GroupRun:
             try:
                 result = on_timer(timer, domain)
                 if result is not None:
-                    rows.extend(result)
+                    rows.extend(map(take, result))
             except Exception as error:
                 raise TimerFailed(timer, domain, error) from error
             times.extend([timer.time_ms] * (len(rows) - len(times)))
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
-        self._emitted.side.setdefault(tag.name, []).append((value, time_ms))
+        self._emitted.side.setdefault(tag.name, []).append((taken(value), time_ms))
 
     def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
         emitted = self._emitted
-        emitted.rows.extend(rows)
+        emitted.rows.extend(map(self._take, rows))
         emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
 
     def _count(self, name: str) -> None:

@@ -30,6 +30,7 @@ from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.row_blocks import BEHIND, block_schema
+from flinkish_spark.runtime.taken_values import taking
 
 _LOG = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class ElementRunner:
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
         self._shape = shape
-        self._run = GroupRun(operator, uid, max_parallelism)
+        self._run = GroupRun(operator, uid, max_parallelism, taking(shape.outputs[0]))
         #: What was counted in the last call, by name.
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)

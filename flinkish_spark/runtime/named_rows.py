@@ -27,10 +27,32 @@ def element_class(names: Sequence[str]) -> Any:
     """Return the class of a stream's elements: a named tuple.
 
     An element that goes out as it came may be declared under other names there; see :class:`RowForm`.
+
+    Examples
+    --------
+    >>> element = element_class(["_1", "_change_type", "n"])._make(("a", "insert", 3))
+    >>> element._1, element._change_type, element.n
+    ('a', 'insert', 3)
     """
-    made = namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
+    made: Any = namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
+    own = made._fields
+    if own != tuple(names):
+        # Python keeps names with an underscore in front, keywords and the like for itself.
+        renamed = [at for at, name in enumerate(names) if own[at] != name]
+        for at in renamed:
+            delattr(made, own[at])
+        for at in renamed:
+            if not hasattr(made, names[at]):
+                setattr(made, names[at], property(itemgetter(at)))
+        made._fields = tuple(names)
+        made.__repr__ = _shown
     setattr(made, _IS_ELEMENT, True)
     return made
+
+
+def _shown(element: Any) -> str:
+    fields = (f"{name}={value!r}" for name, value in zip(element._fields, element, strict=True))
+    return f"Record({', '.join(fields)})"
 
 
 class RowForm:

@@ -13,6 +13,7 @@ from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.columns import TIME
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_functions import ExpandRows
+from flinkish_spark.runtime.taken_values import taken
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ProcessRows(ExpandRows):
         def rows(at: int, record: Any) -> Iterable[Any]:
             context.begin(at)
             # Whatever is read, the function runs to its end: what it emits where may depend on it.
-            main = list(self.function.call(record, context) or ())
+            main = list(map(taken, self.function.call(record, context) or ()))
             return main if self.side is None else context.emitted.get(self.side, ())
 
         return rows
@@ -72,4 +73,4 @@ class _Context:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
-        self.emitted.setdefault(tag.name, []).append(value)
+        self.emitted.setdefault(tag.name, []).append(taken(value))

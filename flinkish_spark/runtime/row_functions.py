@@ -22,6 +22,7 @@ from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
+from flinkish_spark.runtime.taken_values import taking
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
 
@@ -167,10 +168,11 @@ class ExpandRows:
         made: list[Any] = []
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         call, at = self._call(batch), -1
+        take = taking(self.output)
         try:
             for at, record in enumerate(records_of(batch)):
                 before = len(made)
-                made.extend(call(at, record) or ())
+                made.extend(map(take, call(at, record) or ()))
                 counts[at] = len(made) - before
         except Exception as error:
             raise self.function.blamed(batch, max(at, 0), error) from error

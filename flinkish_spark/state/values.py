@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from flinkish_spark.runtime.taken_values import taken
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class ValueState(Generic[V]):
     def value(self) -> V | None:
         """Return the current key's value; the descriptor's default, or None, if there is none."""
         value: V | None = self._entries.get(self._scope.slot)
-        return self._default if value is None else value
+        # A list that one key changes must not be what another one begins with.
+        return taken(self._default) if value is None else value
 
     def update(self, value: V | None) -> None:
         """Set the current key's value; None clears it."""
@@ -59,7 +61,7 @@ class ExpiringValueState(ValueState[V]):
     def value(self) -> V | None:
         """Return the current key's value unless it is expired."""
         value: V | None = self._table.read(self._scope)
-        return self._default if value is None else value
+        return taken(self._default) if value is None else value
 
     def update(self, value: V | None) -> None:
         """Set the current key's value, touched now; None clears it."""
