@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, SlotForm
+from flinkish_spark.state.ttl import TtlUpdate
 
 _NOWHERE = -1
 
@@ -33,6 +34,7 @@ class ColumnarState:
         if table.layout.form is not SlotForm.KEY:
             raise ValueError(f"state {table.layout.name!r} has an entry per window, not per key")
         self._table, self._index, self._now_ms = table, index, now_ms
+        self._is_touched = False
 
     @cached_property
     def _places(self) -> tuple[Array, Array]:
@@ -72,8 +74,23 @@ class ColumnarState:
     def column(self, at: int = 0) -> pa.Array:
         """Return one column of the value by the key's number, null where there is none; shape (keys,).
 
-        Reading does not begin an entry's time to live anew.
+        If reads count as touches, the time to live of the keys' entries begins anew.
         """
+        self._touch()
+        return self._column(at)
+
+    def _touch(self) -> None:
+        ttl = self._table.layout.ttl
+        if ttl is None or ttl.update is not TtlUpdate.ON_READ_AND_WRITE or self._is_touched:
+            return
+        self._is_touched = True
+        chosen = np.flatnonzero(self.exists)
+        if len(chosen):
+            taken = pa.array(chosen)
+            columns = [self._column(at).take(taken) for at in range(len(self._table.layout.values))]
+            self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
+
+    def _column(self, at: int) -> pa.Array:
         upper, lower = self._living
         name = f"value_{at}"
         in_delta = upper != _NOWHERE

@@ -54,7 +54,7 @@ class BatchContext:
         return found
 
     def state(self, name: str) -> ColumnarState:
-        """Return the value state of that name, by key number."""
+        """Return the value state of that name, by key number; `numbers(absent=...)` stands for a default."""
         return self._group.columns(name, self.index, self.progress.processing_time_ms)
 
     def output(self, tag: OutputTag, batch: pa.RecordBatch) -> None:

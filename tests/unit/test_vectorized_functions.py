@@ -14,6 +14,8 @@ import pytest
 from flinkish_spark import (
     KeyedProcessFunction,
     OutputTag,
+    StateTtl,
+    TtlUpdate,
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
@@ -255,3 +257,27 @@ def test_the_example_of_the_harness_does_what_it_says() -> None:
     found = doctest.testmod(vectorized_harness)
     assert found.attempted > 0
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("policy", [None, TINY], ids=["in one piece", "in two layers"])
+@pytest.mark.parametrize(
+    ("update", "found"),
+    [(TtlUpdate.ON_CREATE_AND_WRITE, [1, 1, None]), (TtlUpdate.ON_READ_AND_WRITE, [1, 1, 1])],
+)
+def test_a_read_begins_the_time_to_live_anew_if_it_is_a_touch(update, found, policy) -> None:
+    class Once(VectorizedProcessFunction):
+        def open(self, context):
+            ttl = StateTtl(100, update)
+            context.get_state(ValueStateDescriptor("first", "LONG", ttl=ttl))
+
+        def process_batch(self, batch, ctx):
+            first = ctx.state("first")
+            if batch.column("amount")[0].as_py():
+                first.put([batch.column("amount")])
+            yield batch_of(ctx, first.column(), names=["first"])
+
+    run = VectorizedHarness(Once(), ORDERS, "user STRING, first LONG", "user", policy=policy)
+    for now_ms, amount in ((0, 1), (60, 0), (120, 0)):
+        run.processing_time(now_ms)
+        run.push_all([(("ann", amount), None)])
+    assert [row[1] for row in run.take().rows] == found
