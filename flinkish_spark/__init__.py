@@ -121,7 +121,13 @@ _PUBLIC = {
         "ValueState",
         "ValueStateDescriptor",
     ),
-    "stream_functions": ("KeySelector", "Partitioner", "ProcessContext", "ProcessFunction"),
+    "stream_functions": (
+        "CoProcessFunction",
+        "KeySelector",
+        "Partitioner",
+        "ProcessContext",
+        "ProcessFunction",
+    ),
     "watermark_strategy": ("WatermarkGenerator", "WatermarkStrategy"),
     "windowed_stream": ("WindowedStream",),
 }

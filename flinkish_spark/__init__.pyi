@@ -433,6 +433,9 @@ from flinkish_spark.state import (
     ValueStateDescriptor as ValueStateDescriptor,
 )
 from flinkish_spark.stream_functions import (
+    CoProcessFunction as CoProcessFunction,
+)
+from flinkish_spark.stream_functions import (
     KeySelector as KeySelector,
 )
 from flinkish_spark.stream_functions import (

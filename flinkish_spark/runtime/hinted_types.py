@@ -11,7 +11,7 @@ import datetime
 import decimal
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import types as T
@@ -176,12 +176,27 @@ def declared_ddl(given: Any) -> str:
         return given
     if isinstance(kind, T.StructType) and not kind.fields:
         raise NoSuchType("a StructType without fields holds nothing")
+    _refuse_nested_keys(kind)
     text = ddl_of(kind)
     try:
         parse_ddl(text)
     except DdlError as error:
         raise NoSuchType(str(error)) from None
     return text
+
+
+def _refuse_nested_keys(kind: T.DataType) -> None:
+    """Raise NoSuchType for maps whose keys have parts: what Arrow makes of them can be no key of a dict."""
+    match kind:
+        case T.MapType(keyType=T.StructType() | T.ArrayType() | T.MapType()):
+            raise NoSuchType(f"a key of a map is a scalar, not {kind.keyType.simpleString()}")
+        case T.MapType():
+            _refuse_nested_keys(kind.valueType)
+        case T.ArrayType():
+            _refuse_nested_keys(kind.elementType)
+        case T.StructType():
+            for field in kind.fields:
+                _refuse_nested_keys(field.dataType)
 
 
 def maker_of(hint: Any) -> Made | None:
@@ -208,7 +223,20 @@ def maker_of(hint: Any) -> Made | None:
         return each_of_list(maker_of(arguments[0]))
     if origin in _MAPS and len(arguments) == 2:
         return each_of_map(maker_of(arguments[1]))
+    if origin is tuple and arguments and Ellipsis not in arguments:
+        return _tuple_maker([maker_of(one) for one in arguments])
     return None
+
+
+def _tuple_maker(makers: Sequence[Made | None]) -> Made:
+    def make(value: Any) -> Any:
+        if value is None:
+            return None
+        parts = value.values() if isinstance(value, dict) else value
+        pairs = zip(makers, parts, strict=True)
+        return tuple(part if made is None else made(part) for made, part in pairs)
+
+    return make
 
 
 def _record_maker(record: Any) -> Made:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
-_IS_ELEMENT, _NONE = "is_element", type(None)
+_IS_ELEMENT, _NONE = "_fs_is_element", type(None)
 
 AsTuple = Callable[[Any], tuple[Any, ...]]
 
@@ -34,7 +34,7 @@ def element_class(names: Sequence[str]) -> Any:
     >>> element._1, element._change_type, element.n
     ('a', 'insert', 3)
     """
-    made: Any = namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
+    made = _named_tuple(names)
     own = made._fields
     if own != tuple(names):
         # Python keeps names with an underscore in front, keywords and the like for itself.
@@ -48,6 +48,10 @@ def element_class(names: Sequence[str]) -> Any:
         made.__repr__ = _shown
     setattr(made, _IS_ELEMENT, True)
     return made
+
+
+def _named_tuple(names: Sequence[str]) -> Any:
+    return namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
 
 
 def _shown(element: Any) -> str:
@@ -124,7 +128,7 @@ class RowForm:
             own = getattr(kind, "_fields", None)
             if own is None:
                 return _same
-            return self._by_place(tuple(own), is_element=getattr(kind, _IS_ELEMENT, False))
+            return self._by_place(tuple(own), is_element=kind.__dict__.get(_IS_ELEMENT) is True)
         if dataclasses.is_dataclass(kind):
             return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
         if issubclass(kind, list):

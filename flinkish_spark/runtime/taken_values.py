@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 Take = Callable[[Any], Any]
 
-_PLAIN = frozenset(
+_PLAIN: frozenset[type] = frozenset(
     {
         int, str, float, bool, bytes, type(None), complex, decimal.Decimal, uuid.UUID,
         datetime.datetime, datetime.date, datetime.time, datetime.timedelta,

@@ -8,6 +8,7 @@ name and types are part of the stored format, which knows DDL only and nothing o
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -119,7 +120,7 @@ class MapStateDescriptor:
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        if is_record(key_type):
+        if is_record(key_type) or typing.get_origin(key_type) in (tuple, list, dict):
             raise _unusable(name, key_type, "a key of a map is a scalar, as int or STRING")
         kinds = {"key_type": state_type(name, key_type), "value_type": state_type(name, value_type)}
         set_fields(self, name=name, **kinds, ttl=ttl)

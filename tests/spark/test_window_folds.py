@@ -137,16 +137,9 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
     keyed.window(SlidingEventTimeWindows(20_000, 10_000)).max("amount", uid="sliding").sink_to(
         sliding, uid="out-b"
     )
-    by_element, best = [MemorySink(f"{tmp_path}/{name}") for name in ("d", "e")], []
+    by_element = MemorySink(f"{tmp_path}/by-element")
     own = keyed.window(EventTimeSessionWindows(3_000)).trigger(AsByDefault())
-    own.sum("amount", uid="sessions-by-element").sink_to(by_element[0], uid="out-d")
-    keyed.count_window(2).min("amount", uid="pairs").sink_to(by_element[1], uid="out-e")
-    for name, windows in (
-        ("columns", keyed.window(TumblingEventTimeWindows(10_000))),
-        ("elements", keyed.window(TumblingEventTimeWindows(10_000)).trigger(AsByDefault())),
-    ):
-        best.append(MemorySink(f"{tmp_path}/best-{name}"))
-        windows.max_by("amount", uid=f"best-{name}").sink_to(best[-1], uid=f"out-{name}")
+    own.sum("amount", uid="sessions-by-element").sink_to(by_element, uid="out-by-element")
     # The totals have the last instants of their windows, so windows behind them see them on time.
     later = first.key_by("user").window(TumblingEventTimeWindows(20_000))
     later.fold(
@@ -166,15 +159,8 @@ def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> No
     assert client.status is JobStatus.FINISHED
     assert found(sessions) == [("ann", 1, 1.0, 4.0), ("ann", 12, 9.0, 14.0), ("ben", 2, 2.0, 5.0)]
     # Windows that columns cannot have give the same rows.
-    assert found(by_element[0]) == found(sessions)
-    assert [tuple(row) for row in by_element[1].rows()] == [("ann", 1, None, None)]
-    assert by_element[0].rows()[0].asDict().keys() == sessions.rows()[0].asDict().keys()
-    for sink in best:
-        assert found(sink) == [
-            ("ann", 4, 9_000, 0.0, 10.0),
-            ("ann", 8, 11_000, 10.0, 20.0),
-            ("ben", 2, 2_000, 0.0, 10.0),
-        ]
+    assert found(by_element) == found(sessions)
+    assert by_element.rows()[0].asDict().keys() == sessions.rows()[0].asDict().keys()
     assert found(sliding) == [
         ("ann", 4, -10.0, 10.0),
         ("ann", 8, 0.0, 20.0),

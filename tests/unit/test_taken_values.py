@@ -24,8 +24,9 @@ from flinkish_spark import (
     ProcessFunction,
     ValueStateDescriptor,
 )
+from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime import named_rows, taken_values
-from flinkish_spark.runtime.named_rows import element_class
+from flinkish_spark.runtime.named_rows import RowError, RowForm, element_class
 from flinkish_spark.runtime.taken_values import taken
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import CountTrigger, GlobalWindows, ProcessWindowFunction
@@ -228,6 +229,51 @@ def test_fields_without_names_are_found_by_the_next_function() -> None:
     )
     same.push(("ann", 1))
     assert [tuple(row) for row in same.take().rows] == [("ann", 1)]
+
+
+def test_a_field_may_have_the_name_of_our_mark() -> None:
+    assert element_class(["is_element", "n"])._make((False, 1)).is_element is False
+    named = namedtuple("named", "y is_element")
+    with pytest.raises(RowError, match="the field 'y'"):
+        RowForm(["a", "b"]).tuple_of(named(1, 2))
+
+
+@dataclasses.dataclass
+class Parts:
+    pair: tuple[str, int]
+    pairs: list[tuple[str, int]]
+    by_name: dict[str, tuple[int, Total]]
+
+
+def test_tuples_within_a_state_are_tuples_in_the_next_micro_batch() -> None:
+    class Keeps(KeyedProcessFunction):
+        def open(self, context: Any) -> None:
+            self.parts = context.get_state(ValueStateDescriptor("parts", Parts))
+
+        def process_element(self, order: Any, ctx: Any) -> Any:
+            kept = self.parts.value()
+            if kept is not None:
+                yield kept.pair[0], kept.pairs[1][1], kept.by_name["a"][1].total
+            self.parts.update(Parts(("x", 1), [("y", 2), ("z", 3)], {"a": (4, Total(5))}))
+
+    harness = ProgramHarness.of(Keeps(), ORDERS, key="user", output="a STRING, b LONG, c LONG")
+    for _ in range(2):
+        harness.push(("ann", 1))
+    assert [tuple(row) for row in harness.take().rows] == [("x", 3, 5)]
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: ValueStateDescriptor("v", dict[tuple[str, int], int]),
+        lambda: ValueStateDescriptor("v", list[dict[Place, int]]),
+        lambda: MapStateDescriptor("v", tuple[str, int], int),
+        lambda: MapStateDescriptor("v", Place, int),
+    ],
+)
+def test_maps_with_keys_of_several_parts_are_refused(declare) -> None:
+    with pytest.raises(SchemaError, match="a key of a map is a scalar"):
+        declare()
 
 
 @pytest.mark.parametrize("module", [taken_values, named_rows], ids=lambda one: one.__name__)
