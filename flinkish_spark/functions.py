@@ -117,7 +117,11 @@ class RichFunction:
         """
 
     def close(self) -> None:
-        """Give back what `open` made. Called when a copy is given up, not when a worker is killed."""
+        """Give back what `open` made.
+
+        Called when a copy is given up, which Python decides: perhaps late, between calls of other functions,
+        and not at all when a worker is killed. So it must not wait for anybody.
+        """
 
 
 class MapFunction(RichFunction, ABC):

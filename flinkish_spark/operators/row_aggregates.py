@@ -36,6 +36,8 @@ from flinkish_spark.state import StateTtl
 class _RowAggregation(ColumnAggregation):
     """Keeps one row per key, which a function makes."""
 
+    has_function = True
+
     def __init__(self, function: Any, kept: StateType) -> None:
         self._function = function
         self._kept = ElementType(declared_ddl(kept))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +78,9 @@ class ColumnAggregation(ABC):
     @abstractmethod
     def names(self) -> list[str]:
         """Names of the columns."""
+
+    #: Whether a function of the user's is a part of it.
+    has_function: ClassVar[bool] = False
 
     def open(self, uid: str, max_parallelism: int) -> None:
         """Open the user's function, if there is one; each copy once, before the shuffle and behind it."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.aggregates import Fold
-from flinkish_spark.operators.column_folds import fold_groups
+from flinkish_spark.operators.column_folds import AggregateOverflow, fold_groups
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, combine
@@ -146,8 +146,14 @@ class BlamedCombine:
             self._open()
             return self.combine(rows)
         except Exception as error:
+            if not isinstance(error, AggregateOverflow | NoEventTime) and not self._has_function:
+                raise
             told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
+
+    @property
+    def _has_function(self) -> bool:
+        return isinstance(self.combine, Combiner) and self.combine.aggregation.has_function
 
     def _open(self) -> None:
         """Open the function of the copy that this task has, before its first rows."""

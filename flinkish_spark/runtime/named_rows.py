@@ -51,7 +51,7 @@ def element_class(names: Sequence[str]) -> Any:
 
 
 def _named_tuple(names: Sequence[str]) -> Any:
-    return namedtuple("Record", list(names), rename=True)  # type: ignore[misc]
+    return namedtuple("Record", list(names), rename=True)
 
 
 def _shown(element: Any) -> str:
