@@ -30,6 +30,7 @@ from flinkish_spark.graph.operator_factories import (
 from flinkish_spark.graph.output_types import aggregate_output, inferred_output
 from flinkish_spark.graph.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.joined_streams import IntervalSettings, JoinedStreams
+from flinkish_spark.keyed_records import KeyedRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.state import StateTtl
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from flinkish_spark.graph.stream_graph import KeyedFunction
 
 
-class KeyedStream:
+class KeyedStream(KeyedRecords):
     """A stream partitioned by key; :meth:`process` gives it a function with state."""
 
     def __init__(

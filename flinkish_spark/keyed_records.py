@@ -1,0 +1,160 @@
+"""What a keyed stream does with single records: map, flat_map, filter with state per key; and another key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.errors import GraphError
+from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction, RichFunction
+from flinkish_spark.graph.declared import check_max_parallelism
+from flinkish_spark.graph.key_selectors import chosen_keys
+from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.operators.record_functions import FilterRecords, FlatMapRecords, MapRecords
+from flinkish_spark.runtime.hinted_types import OutputType, StateType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from flinkish_spark.datastream import DataStream
+    from flinkish_spark.environment import StreamExecutionEnvironment
+    from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedFunction
+    from flinkish_spark.keyed_stream import KeyedStream
+    from flinkish_spark.stream_functions import KeySelector
+
+
+class KeyedRecords(ABC):
+    """The part of a `KeyedStream` that calls functions of the user's with single records."""
+
+    _environment: StreamExecutionEnvironment
+    _entry: KeyedEntry
+
+    @abstractmethod
+    def _keyed(
+        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        """Add an operator to the graph; `output` None stands for the fields of the input."""
+
+    def map(
+        self,
+        function: MapFunction | Callable[[Any], Any],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make one row of each record, by a function that may keep state for the record's key.
+
+        A function without state is better called in front of `key_by`, by :meth:`DataStream.map`: there it
+        needs no shuffle and no state.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.MapFunction`, whose `open` is given what that of a
+            :class:`~flinkish_spark.KeyedProcessFunction` is; or a function of one record. Serialised here.
+        output
+            Fields of the rows; by default what the function's hint says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`. States live as long as their descriptors say.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called, or the uid cannot be used or is taken.
+        ConfigError, UserFunctionError, SchemaError
+            As of :meth:`KeyedStream.process`.
+        """
+        call, rich = _callable(function, MapFunction, "map", uid)
+        fields = inferred_output(call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._of_records(MapRecords(call, rich), fields, uid, max_parallelism)
+
+    def flat_map(
+        self,
+        function: FlatMapFunction | Callable[[Any], Any],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, by a function that may keep state for its key.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.FlatMapFunction`, or a function of one record; returns or yields rows,
+            or returns None. A hint like ``Iterator[Word]`` says the fields.
+        output, uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+
+        Examples
+        --------
+        >>> from flinkish_spark import FlatMapFunction, ValueStateDescriptor
+        >>> class EverySecond(FlatMapFunction):
+        ...     def open(self, context):
+        ...         self.n = context.get_state(ValueStateDescriptor("n", "LONG", default=0))
+        ...     def flat_map(self, order):
+        ...         self.n.update(self.n.value() + 1)
+        ...         if self.n.value() % 2 == 0:
+        ...             yield order
+        >>> stream.key_by("user").flat_map(
+        ...     EverySecond(), output="user STRING, amount LONG", uid="second"
+        ... )  # doctest: +SKIP
+        """
+        call, rich = _callable(function, FlatMapFunction, "flat_map", uid)
+        fields = inferred_output(call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._of_records(FlatMapRecords(call, rich), fields, uid, max_parallelism)
+
+    def filter(
+        self,
+        function: FilterFunction | Callable[[Any], Any],
+        *,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Keep the records for which a function says so, which may keep state for their key.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.FilterFunction`, or a function from a record to a truth value. Records
+            go out with the fields that they came with.
+        uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+        """
+        call, rich = _callable(function, FilterFunction, "filter", uid)
+        return self._of_records(FilterRecords(call, rich), None, uid, max_parallelism)
+
+    def key_by(
+        self,
+        *keys: str | Column | Callable[[Any], Any] | KeySelector,
+        key: StateType | None = None,
+    ) -> KeyedStream:
+        """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
+        from flinkish_spark.keyed_stream import KeyedStream  # it is made of this
+
+        return KeyedStream(self._environment, self._entry.parent, chosen_keys(keys, key))
+
+    def _of_records(
+        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        if max_parallelism is not None:
+            check_max_parallelism(max_parallelism)
+        return self._keyed(function, output, uid, max_parallelism)
+
+
+def _callable(
+    function: Any, kind: type[RichFunction], method: str, uid: str
+) -> tuple[Callable[[Any], Any], RichFunction | None]:
+    """Return what is called with a record, and what has to be opened for it."""
+    if isinstance(function, kind):
+        return getattr(function, method), function
+    if callable(function) and not (isinstance(function, type) and issubclass(function, RichFunction)):
+        return function, None
+    given = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
+    raise GraphError(
+        f"{method}() of '{uid}' got {given}",
+        what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
+        uid=uid,
+    )
