@@ -24,6 +24,7 @@ from flinkish_spark.functions import (
 from flinkish_spark.graph.declared import check_max_parallelism, output_schema
 from flinkish_spark.graph.partitioning import checked_parallelism
 from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.sources.collection import CollectionSource
 from flinkish_spark.stream_functions import CoProcessFunction, ProcessFunction
@@ -120,11 +121,21 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
     if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         keys = _keys(_needed(settings, "key", function, 'key="user"'))
         return lambda stream: stream.key_by(*keys, key=kind).process(function, **made), rest
+    if key is not None and isinstance(function, MapFunction | FlatMapFunction | FilterFunction):
+        keys = _keys(key)
+        return lambda stream: _of_records(stream.key_by(*keys, key=kind), function, made), rest
     if key is not None:
         raise ConfigError(
             f"a {type(function).__name__} has no key", what_to_do="leave key= out, or give a keyed function"
         )
     return _unkeyed(function, output, uid), rest
+
+
+def _of_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
+    if isinstance(function, FilterFunction):
+        return keyed.filter(function, uid=made["uid"])
+    call = keyed.map if isinstance(function, MapFunction) else keyed.flat_map
+    return call(function, **made)
 
 
 def _unkeyed(function: Any, output: Any, uid: str) -> Program:
