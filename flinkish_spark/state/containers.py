@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Generic, TypeVar
+import copy
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from flinkish_spark.state.tables import KeyScope, StateTable
 
@@ -11,10 +12,12 @@ V = TypeVar("V")
 K = TypeVar("K")
 
 
-class ListState(Generic[V]):
-    """A list per key: iterate, `len`, `add`, `update`.
+class ListState(MutableSequence[V]):
+    """A list per key, used like one: iteration, `len`, `append`, ``state[-1]``, ``state[:2] = ()``, ``==``.
 
-    An empty list and none are the same. Not thread-safe; valid only for the current key.
+    An empty list and none are the same. Not thread-safe; valid only for the current key. Also speaks Flink's
+    names: `get`, `add`, `add_all`, `update`. What a slice or `get` returns is a list of its own, which does
+    not change with the state.
     """
 
     __slots__ = ("_scope", "_table")
@@ -29,8 +32,49 @@ class ListState(Generic[V]):
     def __len__(self) -> int:
         return len(self._table.read(self._scope) or ())
 
-    def __bool__(self) -> bool:
-        return len(self) > 0
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> V: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[V]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
+        # An empty list raises what a list raises, and its slices are lists, too.
+        found: V | list[V] = (self._table.read(self._scope) or [])[at]
+        return found
+
+    @overload
+    def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
+    @overload
+    def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
+    def __setitem__(self, at: Any, value: Any) -> None:
+        changed = self.get()
+        changed[at] = value
+        self.update(changed)
+
+    def __delitem__(self, at: SupportsIndex | slice) -> None:
+        changed = self.get()
+        del changed[at]
+        self.update(changed)
+
+    def __reversed__(self) -> Iterator[V]:
+        return reversed(self.get())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ListState):
+            other = other.get()
+        return self.get() == other if isinstance(other, list) else NotImplemented
+
+    # What changes has no hash, as a list has none.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ListState({self.get()})"
+
+    def __copy__(self) -> list[V]:
+        return self.get()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[V]:
+        # What is emitted is copied: what one key has, and not the states of all.
+        return copy.deepcopy(self.get(), memo)
 
     def get(self) -> list[V]:
         """Return a copy of the current key's list."""
@@ -39,6 +83,24 @@ class ListState(Generic[V]):
     def add(self, value: V) -> None:
         """Append to the current key's list; None is refused, as Flink does."""
         self.add_all((value,))
+
+    def append(self, value: V) -> None:
+        """Append to the current key's list; the same as `add`."""
+        self.add_all((value,))
+
+    def extend(self, values: Iterable[V]) -> None:
+        """Append several to the current key's list; the same as `add_all`."""
+        self.add_all(values)
+
+    def insert(self, index: SupportsIndex, value: V) -> None:
+        """Insert before the element of that number."""
+        changed = self.get()
+        changed.insert(index, value)
+        self.update(changed)
+
+    def reverse(self) -> None:
+        """Reverse the current key's list."""
+        self.update(reversed(self))
 
     def add_all(self, values: Iterable[V]) -> None:
         """Append several to the current key's list."""
@@ -81,7 +143,7 @@ def _no_nones(values: Iterable[V]) -> list[V]:
 
 
 class MapState(MutableMapping[K, V]):
-    """A dict per key: ``state[k] = v``, ``k in state``, ``del state[k]``, iteration, `len`.
+    """A dict per key: ``state[k] = v``, ``k in state``, ``del state[k]``, iteration, `len`, ``|=``, ``==``.
 
     Iterates in the order of insertion. An empty map and none are the same. Not thread-safe; valid only
     for the current key. Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
@@ -119,6 +181,33 @@ class MapState(MutableMapping[K, V]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._map()
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(list(self._map()))
+
+    def __ior__(self, other: Mapping[K, V] | Iterable[tuple[K, V]]) -> Self:
+        self.update(other)
+        return self
+
+    def __repr__(self) -> str:
+        return f"MapState({self._map()})"
+
+    def __copy__(self) -> dict[K, V]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
+        # What is emitted is copied: what one key has, and not the states of all.
+        return copy.deepcopy(self._map(), memo)
+
+    def copy(self) -> dict[K, V]:
+        """Return the current key's entries as a dict, which does not change with the state."""
+        return dict(self._map())
+
+    def popitem(self) -> tuple[K, V]:
+        """Remove the entry that came last, and return it; KeyError if there is none."""
+        for key in reversed(self):
+            return key, self.pop(key)
+        raise KeyError("the map of the current key is empty")
 
     def put(self, key: K, value: V) -> None:
         """Set a value."""
