@@ -22,7 +22,7 @@ from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
-from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.operators.keyed_context import KeyedStates, StateNotDeclared
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved
 from flinkish_spark.operators.stored_timers import StoredTimers
@@ -136,7 +136,8 @@ class GroupLayout:
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
-        """Return the layout of an opened operator."""
+        """Return the layout of an opened operator, which cannot declare states any more."""
+        states.seal()
         form = {True: SlotForm.KEY_AND_WINDOW, False: SlotForm.KEY}
         return cls(
             states.uid,
@@ -248,6 +249,8 @@ class GroupState:
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         """Return a value state of the keys of a batch, as columns."""
+        if state not in self._layout.states:
+            raise StateNotDeclared(self._layout.uid, state)
         return ColumnarState(self._tables[STATE + state], index, now_ms)
 
     def due_table(self, state: str) -> DueTable:

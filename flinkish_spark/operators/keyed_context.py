@@ -30,6 +30,25 @@ class StateRedeclared(ValueError):
     """One name was given to two states of an operator that are not the same."""
 
 
+class StateNotDeclared(ValueError):
+    """A state was asked for that the operator's `open` has not asked for."""
+
+    def __init__(self, uid: str, name: str) -> None:
+        super().__init__(
+            f"operator '{uid}' uses the state '{name}', for which its open() has not asked: states are asked "
+            "for in open(), with context.get_state(...) or the like; keep what that returns"
+        )
+
+
+class _Declaring:
+    """Whether states may still be declared; one object for all views of an operator's states."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
 class KeyedStates(SubtaskFacts):
     """The states of an operator, made when it is opened; the tables behind them change per key group.
 
@@ -49,6 +68,11 @@ class KeyedStates(SubtaskFacts):
         self.dropped: set[str] = set()
         self.tables: dict[str, StateTable] = {}
         self._states: dict[str, Any] = {}
+        self._declaring = _Declaring()
+
+    def seal(self) -> None:
+        """Refuse states that are not declared by now: the operator is open."""
+        self._declaring.is_over = True
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
@@ -84,6 +108,8 @@ class KeyedStates(SubtaskFacts):
 
     def drop_state(self, name: str) -> None:
         """Give up what is stored of a state that is not declared any more."""
+        if self._declaring.is_over:
+            raise ValueError(f"operator '{self.uid}' drops the state '{name}' too late: call it in open()")
         self.dropped.add(name)
 
     def per_namespace(self, name: str) -> None:
@@ -100,6 +126,8 @@ class KeyedStates(SubtaskFacts):
         return other
 
     def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
+        if self._declaring.is_over and descriptor.name not in self.descriptors:
+            raise StateNotDeclared(self.uid, descriptor.name)
         known = self.descriptors.setdefault(descriptor.name, descriptor)
         if known != descriptor:
             raise StateRedeclared(

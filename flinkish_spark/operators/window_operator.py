@@ -29,7 +29,7 @@ from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.windows.assigners import MergingWindowAssigner
 from flinkish_spark.windows.spec import ProcessWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
-from flinkish_spark.windows.triggers import EventTimeTrigger, TriggerResult
+from flinkish_spark.windows.triggers import EventTimeTrigger, TriggerResult, check_result
 
 #: Counts elements that came too late for all their windows and went nowhere.
 LATE_RECORDS_DROPPED = "late_records_dropped"
@@ -213,6 +213,7 @@ class WindowOperator(KeyedStreamOperator):
         """Do what a trigger said; the window is the current one before and after."""
         if result is TriggerResult.CONTINUE:
             return
+        check_result(self._trigger, result)
         key = self._scope.key
         self._scope.enter(key, place)
         if result.is_fire:

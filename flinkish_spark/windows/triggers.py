@@ -272,15 +272,15 @@ class PurgingTrigger(Trigger):
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
         """Ask the other trigger."""
-        return _purging(self._trigger.on_element(value, timestamp_ms, window, ctx))
+        return self._purging(self._trigger.on_element(value, timestamp_ms, window, ctx))
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Ask the other trigger."""
-        return _purging(self._trigger.on_event_time(time_ms, window, ctx))
+        return self._purging(self._trigger.on_event_time(time_ms, window, ctx))
 
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Ask the other trigger."""
-        return _purging(self._trigger.on_processing_time(time_ms, window, ctx))
+        return self._purging(self._trigger.on_processing_time(time_ms, window, ctx))
 
     def can_merge(self) -> bool:
         """Ask the other trigger."""
@@ -294,6 +294,16 @@ class PurgingTrigger(Trigger):
         """Let the other trigger clear."""
         self._trigger.clear(window, ctx)
 
+    def _purging(self, result: TriggerResult) -> TriggerResult:
+        check_result(self._trigger, result)
+        return TriggerResult.FIRE_AND_PURGE if result.is_fire else result
 
-def _purging(result: TriggerResult) -> TriggerResult:
-    return TriggerResult.FIRE_AND_PURGE if result.is_fire else result
+
+def check_result(trigger: Trigger, result: object) -> None:
+    """Raise TypeError unless a trigger has returned what a trigger returns."""
+    if not isinstance(result, TriggerResult):
+        names = [f"TriggerResult.{one.name}" for one in TriggerResult]
+        raise TypeError(
+            f"the trigger {type(trigger).__name__} has returned {result!r}; its on_element, on_event_time "
+            f"and on_processing_time must return {', '.join(names[:-1])} or {names[-1]}"
+        )
