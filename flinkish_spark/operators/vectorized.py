@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from flinkish_spark.functions import RichFunction
@@ -17,6 +18,9 @@ from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
+
+#: What is emitted.
+Batch: TypeAlias = pa.RecordBatch | pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class BatchContext:
     progress: Progress
     watermark_ms: int
     _group: GroupState
-    _sides: list[tuple[OutputTag, pa.RecordBatch]]
+    _sides: list[tuple[OutputTag, Batch]]
     _timers: BatchTimers | None
 
     @property
@@ -57,7 +61,7 @@ class BatchContext:
         """Return the value state of that name, by key number; `numbers(absent=...)` stands for a default."""
         return self._group.columns(name, self.index, self.progress.processing_time_ms)
 
-    def output(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+    def output(self, tag: OutputTag, batch: Batch) -> None:
         """Emit a batch to a side output; dropped if nobody reads that."""
         self._sides.append((tag, batch))
 
@@ -120,14 +124,15 @@ class VectorizedProcessFunction(RichFunction, ABC):
     event_time: ClassVar[str | None] = None
 
     @abstractmethod
-    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch] | None:
+    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[Batch] | None:
         """Process the rows of a key group's keys.
 
         Called in every micro-batch for a key group that has rows; behind another operator once for those
-        before the watermark and once for those behind it. Emits batches with the declared columns.
+        before the watermark and once for those behind it. Emits batches with the declared columns, in any
+        order, or frames of pandas: their index is no column, and NaN in them is null.
         """
 
-    def on_timers(self, domain: TimeDomain, ctx: BatchContext) -> Iterable[pa.RecordBatch] | None:
+    def on_timers(self, domain: TimeDomain, ctx: BatchContext) -> Iterable[Batch] | None:
         """Process the timers of a key group that have become due together; defined by functions with timers.
 
         Called again as long as it registers timers that are due at once. A timer that another one of the same

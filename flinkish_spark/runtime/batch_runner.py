@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from flinkish_spark.operators.batch_timers import BatchTimers
@@ -18,10 +19,10 @@ from flinkish_spark.operators.group_run import ElementFailed, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
-from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction, has_timers
+from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError
-from flinkish_spark.runtime.arrow_values import is_of_kind
+from flinkish_spark.runtime.emitted_columns import batch_of, declared_column, event_times
 from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
 from flinkish_spark.runtime.row_blocks import BEHIND
 
@@ -143,10 +144,10 @@ class _Calls:
 
     def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
         """Return what a call is given."""
-        sides: list[tuple[OutputTag, pa.RecordBatch]] = []
+        sides: list[tuple[OutputTag, Batch]] = []
         return BatchContext(index, times, self._progress, self.watermark_ms, self._group, sides, self._timers)
 
-    def emitted(self, batches: Iterable[pa.RecordBatch] | None, context: BatchContext) -> Iterator[OutRows]:
+    def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
         """Return what a call emits."""
         for batch in batches or ():
             yield self._numbered(0, self._checked(0, batch))
@@ -169,40 +170,21 @@ class _Calls:
     def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
         """Return a batch as it was declared; columns are found by their names."""
         names = self._shape.outputs[side].names
+        schema, fields = self._schemas[side], self._shape.outputs[side]
+        kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
+        if isinstance(rows, pd.DataFrame):
+            rows = batch_of(rows, kinds)
         if not isinstance(rows, pa.RecordBatch):
-            raise OutputError(f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch")
+            raise OutputError(
+                f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch or pandas.DataFrame"
+            )
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
-        timed = [_times(given, self._function.event_time, rows.num_rows)] if self._shape.with_times else []
+        timed = (
+            [event_times(given, self._function.event_time, rows.num_rows)] if self._shape.with_times else []
+        )
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)
         if set(given) != set(names):
             raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
-        schema = self._schemas[side]
-        own = zip(names, list(schema)[len(timed) :], strict=True)
-        columns = [*timed, *(_declared(name, given[name], field.type) for name, field in own)]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
-    """Return the event times of rows; null where they have none."""
-    column = None if name is None else given.get(name)
-    if column is None:
-        return pa.nulls(count, pa.int64())
-    if pa.types.is_timestamp(column.type):
-        micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-        is_null = column.is_null().to_numpy(zero_copy_only=False)
-        return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
-    if not pa.types.is_integer(column.type):
-        raise OutputError(f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP")
-    return column.cast(pa.int64())
-
-
-def _declared(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column with its declared type: another width of the same, never a number out of text."""
-    wrong = f"emitted a wrong column: field {name!r}"
-    if not is_of_kind(column.type, kind):
-        raise OutputError(f"{wrong} has the type {column.type}, declared is {kind}")
-    try:
-        return column if column.type == kind else column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise OutputError(f"{wrong}: {error}") from error
+        own = [declared_column(field, given[field.name], kinds[field.name]) for field in fields]
+        return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)

@@ -204,7 +204,7 @@ def test_rows_on_both_sides_of_the_watermark_are_worked_on_apart() -> None:
 @pytest.mark.parametrize(
     ("emitted", "says"),
     [
-        (lambda batch, ctx: [("ann", 1)], "emitted a tuple; emit batches"),
+        (lambda batch, ctx: [("ann", 1)], "emitted a tuple; emit batches: pyarrow.RecordBatch or pandas"),
         (lambda batch, ctx: [batch.select(["user"])], "emitted the columns user, declared are user, amount"),
         (
             lambda batch, ctx: ctx.output(REFUSED, batch.select(["user"])),
