@@ -26,7 +26,8 @@ def archive(file: Path) -> None:
     ) as rig:
         rig.produce(seed=1, rate=100.0)
         # SPARK_SUBMIT_OPTS reaches the driver's JVM only, not the short one that puts its command together.
-        options = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+        flags = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m"
+        options = {"JAVA_TOOL_OPTIONS": flags}
         rig.job.start({**options, "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={file}"})
         rig.wait_for(lambda: rig.confirmed >= 1, "a checkpoint", _PATIENCE_S)
         jvm = rig.job._jvm()

@@ -23,12 +23,13 @@ from tests.crash.event_time_app import (
     ALARM_MS,
     CALLS,
     GAP_MS,
+    LAST,
     OUT_OF_ORDER_MS,
     READINGS,
     SESSIONS,
     UPDATES,
 )
-from tests.crash.event_time_updates import LAST, Reading, Update, expected_windows, last_firings
+from tests.crash.event_time_updates import Reading, Update, expected_windows, last_firings
 
 PARTITIONS = 3
 _T0, _STEP_MS, _TICK_S = 1_700_000_000_000, 10, 0.05

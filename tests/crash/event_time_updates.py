@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.crash.event_time_app import WINDOW_MS
+from tests.crash.event_time_app import LAST, LATE_BY_MS, LATE_ONE_IN, WINDOW_MS
 
-#: User of the last reading of each partition: event time goes beyond all others, nobody waits for its own.
-LAST = "last"
 #: Of whom, and when it begins.
 Window = tuple[str, int]
 
@@ -48,10 +46,16 @@ class Update(NamedTuple):
         return cls(Firing(user, row["begin_ms"], tuple(row["numbers"])), before)
 
 
+def told(reading: Reading) -> Reading:
+    """Return a reading as the windows get it: now and then one that is late."""
+    is_late = reading.user != LAST and reading.n % LATE_ONE_IN == 0
+    return reading._replace(at=reading.at - LATE_BY_MS) if is_late else reading
+
+
 def expected_windows(given: Iterable[Reading]) -> dict[Window, tuple[int, ...]]:
     """Recompute what each window has in the end."""
     found: dict[Window, list[int]] = {}
-    for user, n, at in given:
+    for user, n, at in map(told, given):
         if user != LAST:
             found.setdefault((user, at - at % WINDOW_MS), []).append(n)
     return {window: tuple(sorted(numbers)) for window, numbers in found.items()}

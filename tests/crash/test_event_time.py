@@ -86,7 +86,6 @@ def test_kills_lose_no_timer_and_fire_none_twice(run_directory: Path) -> None:
     assert found.clocks_that_go_back()[:10] == []
     assert list(left_open) == []
     assert wanted_kills() or len(job_dir.history().rewinds) == 1
-    # How many windows fired again follows from where micro-batches were cut: 22 to 500 were seen.
-    assert len(found.updates) > len(last_firings(found.updates))
+    assert len(found.updates) > len(last_firings(found.updates)) + 20
     assert len(found.given) > 3_000 and len(watermarks.in_checkpoints) > 5
     print(f"{len(found.given)} readings, {found.sessions.total()} sessions, {len(found.updates)} updates")

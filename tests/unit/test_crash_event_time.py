@@ -38,7 +38,7 @@ from tests.crash.event_time_rig import (
     last_readings,
     readings,
 )
-from tests.crash.event_time_updates import Firing, Reading, Update, updates_that_are_wrong
+from tests.crash.event_time_updates import Firing, Reading, Update, told, updates_that_are_wrong
 
 WINDOWS = WindowSpec(TumblingEventTimeWindows(WINDOW_MS), allowed_lateness_ms=LATENESS_MS)
 
@@ -86,7 +86,7 @@ class Chain:
             self.calls[kind, user, n] += 1
             self.clocks.setdefault(user, []).append(tuple(clocks))
         self.windows.watermark(min(self.greatest) - 1)
-        self.windows.push_all([(reading, reading.at) for reading in given])
+        self.windows.push_all([(reading, reading.at) for reading in map(told, given)])
         firings = self.windows.take()
         self.pairs.push_all(list(zip(firings.rows, firings.times_ms, strict=True)))
         names = ("user", "begin_ms", "end_ms", "numbers", "begin_before", "numbers_before")

@@ -25,7 +25,11 @@ from tests.crash.sweep.tasks import FOLDER
 APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0
 #: What `tests/conftest.py` says of short-lived JVMs.
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Xlog:cds=off -Xlog:cds+dynamic=off"
+# With one compiler the code of a JVM has 48 MB; eight jobs that restart may fill them, which ends the JVM.
+_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData "
+    "-Xlog:cds=off -Xlog:cds+dynamic=off"
+)
 _EXITS_S = 180.0
 
 
