@@ -292,7 +292,13 @@ def test_running_aggregates_one_by_one_and_folded_before_the_shuffle(spark: Any,
     columns = [AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("n", Fold.COUNT)]
     keyed.fold(*columns, uid="table").sink_to(sinks["table"], uid="table-out")
     keyed.min_by("amount", uid="least", emit=Emit.PER_KEY).sink_to(sinks["least"], uid="least-out")
-    keyed.reduce(lambda a, b: b, uid="reduced").sink_to(sinks["reduced"], uid="reduced-out")
+    # Functions of single records with a key are operators like others.
+    same = (
+        keyed.filter(lambda record: True, uid="all")
+        .key_by("user")
+        .map(lambda record: (record.user, record.amount), output="user STRING, amount LONG", uid="same")
+    )
+    same.key_by("user").reduce(lambda a, b: b, uid="reduced").sink_to(sinks["reduced"], uid="reduced-out")
     client = env.execute_async()
     await_that(lambda: rows(client, "reduced-out") == len(given), client)
     feed(tmp_path / "in", "1", [{"user": u, "amount": a} for u, a in more])
