@@ -71,7 +71,7 @@ types: $(VENV)/.stamp ## mypy --strict on the package
 PROTOCOL := $(wildcard tests/unit/test_protocol_*.py) \
     $(patsubst %,tests/unit/test_%.py,completion coordinator coordinator_endings micro_batches records_and_store rewinding) \
     $(patsubst %,tests/unit/test_%.py,chains control_offset latency_tracking time_in_checkpoints time_keeper time_plans) \
-    $(patsubst %,tests/unit/test_%.py,timers_in_a_job tracking watermark_alignment)
+    $(patsubst %,tests/unit/test_%.py,late_records timers_in_a_job tracking watermark_alignment)
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@tools/require.sh openssl
 	@tools/lanes.sh $(BUILD)/lanes-unit \
