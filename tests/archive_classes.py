@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from demo.rig import ROOT, Rig
+from tests.jvm_flags import JVM_FLAGS
 
 _PATIENCE_S = 300
 
@@ -26,8 +27,7 @@ def archive(file: Path) -> None:
     ) as rig:
         rig.produce(seed=1, rate=100.0)
         # SPARK_SUBMIT_OPTS reaches the driver's JVM only, not the short one that puts its command together.
-        flags = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m"
-        options = {"JAVA_TOOL_OPTIONS": flags}
+        options = {"JAVA_TOOL_OPTIONS": JVM_FLAGS}
         rig.job.start({**options, "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={file}"})
         rig.wait_for(lambda: rig.confirmed >= 1, "a checkpoint", _PATIENCE_S)
         jvm = rig.job._jvm()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jvm_flags import JVM_FLAGS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -29,7 +31,7 @@ os.environ["PYTHONPATH"] = str(ROOT)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
 # and its threads take the two cores that jobs and brokers want.
-os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m"
+os.environ["JAVA_TOOL_OPTIONS"] = JVM_FLAGS
 # What a driver's JVM loads comes from an archive (`make spark` makes it); a JVM that cannot use it goes on.
 if (BUILD / "classes.jsa").exists():
     archived = f"-XX:SharedArchiveFile={BUILD / 'classes.jsa'}"

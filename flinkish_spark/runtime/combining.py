@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -110,6 +111,11 @@ class WindowCombiner:
         names = [*self.kept, *(f"p{at}" for at in range(len(columns)))]
         return pa.RecordBatch.from_arrays([*first.columns, *columns], names=names)
 
+    @property
+    def aggregation(self) -> ColumnAggregation:
+        """What is computed of each part."""
+        return self.rules.aggregation
+
     def _times(self, rows: pa.RecordBatch) -> Array:
         """Return the time by which each row is assigned; by processing time the operator knows it."""
         if self.rules.windows.clock is TimeDomain.PROCESSING_TIME:
@@ -143,26 +149,22 @@ class BlamedCombine:
             The operator's function, or a fold, failed at these rows.
         """
         try:
-            self._open()
+            _ = self._opened
             return self.combine(rows)
         except Exception as error:
-            if not isinstance(error, AggregateOverflow | NoEventTime) and not self._has_function:
+            has_function = self.combine.aggregation.has_function
+            if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:
                 raise
             told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
 
-    @property
-    def _has_function(self) -> bool:
-        return isinstance(self.combine, Combiner) and self.combine.aggregation.has_function
-
-    def _open(self) -> None:
-        """Open the function of the copy that this task has, before its first rows."""
-        if not isinstance(self.combine, Combiner) or "_opened" in self.__dict__:
-            return
-        self.__dict__["_opened"] = True
+    @cached_property
+    def _opened(self) -> ColumnAggregation:
+        """The aggregation of the copy that this task has, opened before its first rows."""
         aggregation = self.combine.aggregation
         aggregation.open(self.uid, self.max_parallelism)
         close_with(self, aggregation, self.uid)
+        return aggregation
 
 
 def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:

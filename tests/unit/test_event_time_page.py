@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-import re
-from pathlib import Path
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "event-time.md"
+from tests.pages import check_page
 
 
 def test_the_examples_of_the_page_run() -> None:
-    blocks = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 6
-    # One after the other in one interpreter, as a reader would type them.
-    test = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    assert doctest.DocTestRunner().run(test).failed == 0
+    check_page("event-time.md", at_least=6)

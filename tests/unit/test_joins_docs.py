@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import re
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +16,8 @@ from flinkish_spark.operators import (
     vectorized_aggregates,
 )
 from flinkish_spark.testing import broadcast_harness
+from tests.pages import check_page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "joins.md"
 FLAGS = doctest.NORMALIZE_WHITESPACE
 MODULES = [
     aggregates,
@@ -38,11 +36,7 @@ MODULES = [
 
 
 def test_the_examples_on_the_page_do_what_they_say() -> None:
-    blocks = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 12
-    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    said: list[str] = []
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(example, out=said.append).failed == 0, "".join(said)
+    check_page("joins.md", at_least=12, flags=FLAGS)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda one: one.__name__)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import doctest
-import re
-from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "keyed-functions.md"
+from tests.pages import check_page
+
 FLAGS = doctest.NORMALIZE_WHITESPACE
 
 
 def test_the_examples_on_the_page_do_what_they_say() -> None:
-    blocks = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 6
-    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    said: list[str] = []
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(example, out=said.append).failed == 0, "".join(said)
+    check_page("keyed-functions.md", at_least=6, flags=FLAGS)

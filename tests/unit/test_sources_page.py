@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import re
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +20,8 @@ from flinkish_spark.sources import (
     split_positions,
     splits,
 )
+from tests.pages import check_page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
 MODULES = [
     *(collection, files, generated, generator, hybrid, kafka_ends, kafka_records, rates),
     *(socket_connection, socket_text, split_positions, splits),
@@ -31,10 +29,7 @@ MODULES = [
 
 
 def test_the_examples_of_the_page_run() -> None:
-    blocks = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 8
-    test = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    assert doctest.DocTestRunner().run(test).failed == 0
+    check_page("sources.md", at_least=8)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])

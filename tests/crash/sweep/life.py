@@ -21,15 +21,12 @@ from flinkish_spark.testing.broker import LocalBroker, _free_port
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Run
 from tests.crash.sweep.tasks import FOLDER
+from tests.jvm_flags import JVM_FLAGS
 
 APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0
 #: What `tests/conftest.py` says of short-lived JVMs.
-# With one compiler the code of a JVM has 48 MB; eight jobs that restart may fill them, which ends the JVM.
-_JVM = (
-    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData "
-    "-Xlog:cds=off -Xlog:cds+dynamic=off"
-)
+_JVM = f"{JVM_FLAGS} -XX:-UsePerfData -Xlog:cds=off -Xlog:cds+dynamic=off"
 _EXITS_S = 180.0
 
 

@@ -1,0 +1,6 @@
+"""Options of the JVMs in tests: what starts fast, with room for the code of many jobs in one JVM."""
+
+from __future__ import annotations
+
+#: With one compiler a JVM has 48 MB for code by itself; eight jobs that restart may fill them, which ends it.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m"
