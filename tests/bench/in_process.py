@@ -28,14 +28,16 @@ from flinkish_spark.operators.group_state import BasePolicy, GroupState
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.batch_runner import BatchRunner
 from flinkish_spark.runtime.combining import Combiner
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import BatchRunner, ElementRunner, InputShape, RowShape
+from flinkish_spark.runtime.group_runners import ElementRunner, InputShape, RowShape
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order, to_block
 from flinkish_spark.runtime.window_runner import WindowRunner
 from flinkish_spark.testing.operator_harness import MemoryBases
 from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WithKeyAndWindow
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
+from tests.bench import vectorised
 from tests.bench.checking import FIRST_MS
 from tests.bench.groups import LATE_MS
 from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence
@@ -50,12 +52,15 @@ SPECS = {
     "session": WindowSpec(EventTimeSessionWindows(GAP_MS)),
     "sliding": WindowSpec(SlidingEventTimeWindows(SIZE_MS, SLIDE_MS)),
 }
+OUTPUTS = {"sum": TOTALS, "timers": ALARMS}
 SUM = AggregateColumn("total", Fold.SUM, "amount")
 VARIANTS = (
     "sum-element",
+    "sum-vectorised",
     "sum-fold",
     *(f"{work}-{engine}" for work in SPECS for engine in ("ours", "fold")),
     "timers-ours",
+    "timers-vectorised",
 )
 
 
@@ -94,9 +99,13 @@ def runner_of(work, engine):
         computation = AggregateWindow(Amounts(), "LONG", WithKeyAndWindow())
         operator = Windows(SPECS[work], computation, parse_ddl(WINDOWED)).create(SCHEMA)
         output = WINDOWED
+    elif engine == "vectorised":
+        function = vectorised.Totals() if work == "sum" else vectorised.Silences()
+        shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(OUTPUTS[work]), work)
+        return BatchRunner(function, UID, GROUPS, shape), transport, None
     else:
         operator = KeyedProcessOperator(RunningTotal() if work == "sum" else Silence())
-        output = TOTALS if work == "sum" else ALARMS
+        output = OUTPUTS[work]
     shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(output), work)
     return ElementRunner(operator, UID, GROUPS, shape), transport, None
 

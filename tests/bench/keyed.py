@@ -39,7 +39,7 @@ from flinkish_spark.windows import (
     SlidingEventTimeWindows,
     WithKeyAndWindow,
 )
-from tests.bench import session_peers, sliding_peers, sum_peers, timer_peers
+from tests.bench import session_peers, sliding_peers, sum_peers, timer_peers, vectorised
 from tests.bench.groups import LATE_MS, OURS
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
@@ -121,7 +121,8 @@ def _ours(spark, args, folder, work, engine, times_of):
 
 def _stream(users, work, engine):
     if work == "timers":
-        return users.process(Silence(), output=timer_peers.OUTPUT, uid="work")
+        function = vectorised.Silences() if engine == "vectorised" else Silence()
+        return users.process(function, output=timer_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -135,7 +136,8 @@ def _stream(users, work, engine):
     if engine == "fold":
         columns = AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("orders", Fold.COUNT)
         return users.fold(*columns, uid="work")
-    return users.process(RunningTotal(), output=sum_peers.OUTPUT, uid="work")
+    function = vectorised.Totals() if engine == "vectorised" else RunningTotal()
+    return users.process(function, output=sum_peers.OUTPUT, uid="work")
 
 
 # -- Spark's -------------------------------------------------------------------------------------------

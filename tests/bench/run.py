@@ -8,6 +8,8 @@ each variant's output is read back and compared with what the input comes to.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import random
@@ -141,6 +143,7 @@ def parse_args():
     parser.add_argument("--resume", action="store_true", help="go on with the rounds that results/ has")
     parser.add_argument("--directory", default="build/bench", help="of the broker and the jobs; made anew")
     parser.add_argument("--results", default="build/bench-results", help="a file of rounds per group, kept")
+    parser.add_argument("--lock", help="a file locked in each round; `flock FILE command` runs in between")
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
     return parser.parse_args()
@@ -195,17 +198,30 @@ def measure(variants, results, args):
             for worker in workers:
                 worker.wait_until_ready()
             begun = time.monotonic()
-            for worker, _ in _round(workers, 0):
-                say(f"check {worker.variant}: {worker.check(0, orders)}")
+            with _alone(args.lock):
+                for worker, _ in _round(workers, 0):
+                    say(f"check {worker.variant}: {worker.check(0, orders)}")
             while len(results.rounds) < args.rounds:
                 number = len(results.rounds) + 1
-                results.add({worker.variant: answer for worker, answer in _round(workers, number)})
+                with _alone(args.lock):
+                    results.add({worker.variant: answer for worker, answer in _round(workers, number)})
                 say(f"round {number} of {args.rounds} is kept, after {time.monotonic() - begun:.0f} s")
         except DifferentResultsError as exc:
             raise SystemExit(str(exc)) from None
         finally:
             for worker in workers:
                 worker.close()
+
+
+@contextlib.contextmanager
+def _alone(lock):
+    """Keep others from the machine who ask for the same lock."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _round(workers, number):
