@@ -2,9 +2,11 @@
 
     python -m tests.bench.big_state --keys 10000 1000000 5000000 --touched few half --variants ours native
 
-Each run has a process of its own. All keys are written first; then micro-batches of the same size touch ten
-thousand of them (`few`), or keys by chance (`half`: of a million keys 500,000 rows touch some 393,000). What
-counts is the median of the micro-batches behind those; and the most memory that any Python worker held.
+Each run has a process of its own. All keys are written first; then micro-batches touch ten thousand of them
+(`few`), keys by chance (`chance`: of a million keys 500,000 rows touch some 393,000), or every second one,
+those with even and with odd numbers in turn (`half`). A micro-batch has 500,000 rows; where half of the keys
+are more than that, as many as they are. What counts is the median of the micro-batches behind the first
+ones; and the most memory that any Python worker held.
 """
 
 from __future__ import annotations
@@ -66,14 +68,26 @@ def session(folder):
     return spark
 
 
+def rows_at_once(keys, touched):
+    """Return how many rows a micro-batch has."""
+    return max(ROWS, keys // 2) if touched == "half" else ROWS
+
+
 def rows_of(spark, keys, touched):
-    """Numbers, each with its key: first every key once, then few of them or any."""
+    """Numbers, each with its key: first every key once, then few of them, any, or every second one."""
     from pyspark.sql import functions as F
 
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
+    rows = rows_at_once(keys, touched)
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
     number = F.col("value")
-    wanted = F.xxhash64(F.floor(number / ROWS), number % FEW) if touched == "few" else F.xxhash64(number)
-    key = F.when(number < keys, number).otherwise(F.pmod(wanted, F.lit(keys)))
+    micro_batch = F.floor(number / rows)
+    if touched == "half":
+        # Numbers follow each other, so a micro-batch has each of its keys as often as the others.
+        wanted = 2 * F.pmod(number, F.lit(keys // 2)) + F.pmod(micro_batch, F.lit(2))
+    else:
+        by = [micro_batch, number % FEW] if touched == "few" else [number]
+        wanted = F.pmod(F.xxhash64(*by), F.lit(keys))
+    key = F.when(number < keys, number).otherwise(wanted)
     return source.option("numPartitions", 2).load().select(key.alias("k"), (number % 1000).alias("v"))
 
 
@@ -128,16 +142,17 @@ def measure(args):
     spark = session(folder)
     memory = Memory()
     memory.start()
-    keys = args.keys[0]
-    stop = {"ours": ours, "native": native}[args.variants[0]](spark, folder, keys, args.touched[0])
+    keys, touched = args.keys[0], args.touched[0]
+    stop = {"ours": ours, "native": native}[args.variants[0]](spark, folder, keys, touched)
     # All keys, and two micro-batches more until everything is warm.
-    first = -(-keys // ROWS) + 3
+    rows = rows_at_once(keys, touched)
+    first = -(-keys // rows) + 3
     found = {}
     while len([n for n in found if n >= first]) < MEASURED:
         time.sleep(0.5)
         for query in spark.streams.active:
             for progress in query.recentProgress:
-                if progress["numInputRows"] >= ROWS:
+                if progress["numInputRows"] >= rows:
                     found[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
     times = [found[n] for n in sorted(found) if n >= first]
     print(
@@ -153,7 +168,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keys", type=int, nargs="*", default=[10_000, 100_000, 1_000_000, 5_000_000])
-    parser.add_argument("--touched", nargs="*", default=["few", "half"])
+    parser.add_argument("--touched", nargs="*", default=["few", "chance", "half"])
     parser.add_argument("--variants", nargs="*", default=["ours", "native"])
     parser.add_argument("--directory", default="build/bench-state")
     parser.add_argument("--one", action="store_true", help="run the first of each in this process")

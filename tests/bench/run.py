@@ -222,6 +222,8 @@ def _alone(lock):
     with open(lock, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    # Who waits for it gets it before this process asks again.
+    time.sleep(1)
 
 
 def _round(workers, number):
