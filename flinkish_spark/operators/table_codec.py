@@ -20,6 +20,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -216,8 +217,10 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
         return layout.empty
     keys, others = layout.form.split([row.slot for row in rows])
     columns: list[Sequence[Any]] = [[row.hash for row in rows], *_spread(keys, len(layout.keys)), *others]
-    touches = {TOUCHED: [row.touched_ms for row in rows], TOUCHES: [row.touches for row in rows]}
-    columns += [touches[name] for name in layout.expiry.value]
+    if layout.expires:
+        columns.append([row.touched_ms for row in rows])
+    if layout.expiry is Expiry.ELEMENTS:
+        columns.append([row.touches for row in rows])
     width = len(layout.values)
     nothing = (None,) * width if width > 1 else None
     # Of a timer that is gone it still has to be said which one of the layer below that is.
@@ -246,8 +249,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
             for one, is_there in zip(values, living, strict=True)
         ]
     slots = layout.form.join(keys, [columns[name] for name in layout.form.value])
-    touched = columns.get(TOUCHED, [0] * len(slots))
-    touches = columns.get(TOUCHES, [None] * len(slots))
+    touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
     return map(Row, slots, values, columns[HASH], touched, columns[ALIVE], touches)
 
 
