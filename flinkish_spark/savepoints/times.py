@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.table_codec import TOUCHED
+
+Array = np.ndarray[Any, Any]
 
 #: Readers' names of columns whose stored names are short; of times, which are stored in milliseconds.
 TIMES = {"from": "window_start", "to": "window_end", TOUCHED: "touched_at"}
@@ -89,7 +93,8 @@ def stored_times_of_elements(touched: pa.Array, given: pa.Array, values: pa.Arra
     return pa.ListArray.from_arrays(pa.array(lengths, pa.int32()), times_ms, mask=pa.array(~known))
 
 
-def _offsets(lists: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _offsets(lists: pa.Array) -> Array:
     """Return where each of some lists or maps begins and ends, counted from the first."""
-    offsets: np.ndarray[tuple[int], np.dtype[np.int32]] = lists.offsets.to_numpy()
-    return offsets - offsets[0]
+    offsets: Array = lists.offsets.to_numpy()
+    counted: Array = offsets - offsets[0]
+    return counted
