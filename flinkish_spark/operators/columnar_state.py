@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, SlotForm
+from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, Expiry, SlotForm
 from flinkish_spark.state.ttl import TtlUpdate
 
 _NOWHERE = -1
@@ -33,6 +33,10 @@ class ColumnarState:
     def __init__(self, table: LayeredTable, index: KeyIndex, now_ms: int) -> None:
         if table.layout.form is not SlotForm.KEY:
             raise ValueError(f"state {table.layout.name!r} has an entry per window, not per key")
+        if table.layout.expiry is Expiry.ELEMENTS:
+            raise ValueError(
+                f"state {table.layout.name!r} has elements that expire one by one; it is no column"
+            )
         self._table, self._index, self._now_ms = table, index, now_ms
         self._is_touched = False
 
@@ -143,7 +147,8 @@ class ColumnarState:
         arrays += [
             key.take(taken).cast(kind) for key, kind in zip(self._index.keys, layout.keys, strict=True)
         ]
-        arrays += [pa.array(np.full(len(chosen), self._now_ms))] if TOUCHED in layout.schema.names else []
+        if layout.expires:
+            arrays.append(pa.array(np.full(len(chosen), self._now_ms)))
         rows = pa.RecordBatch.from_arrays([*arrays, *columns, pa.array(alive)], schema=layout.schema)
         table.put_rows(rows.filter(pa.array(written)), gone[gone != _NOWHERE])
         for name in ("_places", "_living", "exists"):

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.due_table import DueTable, due_clock
-from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
@@ -33,7 +33,6 @@ from flinkish_spark.operators.table_codec import (
     layout_of,
     timer_layout,
 )
-from flinkish_spark.state.tables import ExpiringTable
 
 Array = np.ndarray[Any, Any]
 
@@ -203,6 +202,16 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
+        #: Whether the base holds what does not count any more.
+        self._is_base_over = False
+
+    def clean_up(self, now_ms: int) -> None:
+        """Forget the states of which everything has expired; called in front of :meth:`load`."""
+        for table in self._tables.values():
+            expired_at_ms = table.expired_at_ms
+            if expired_at_ms is not None and expired_at_ms <= now_ms:
+                self._is_base_over |= table.base is not None
+                table.forget_all()
 
     def load(
         self, run: GroupRun, hash_of: Mapping[Any, int], progress: Progress, also: Array = _NONE
@@ -222,27 +231,26 @@ class GroupState:
         hashes = np.unique(np.concatenate([own, *due, also]))
         run.timers.queues.update(self.timers.select(hashes))
         self._hash_of = {**hash_of, **self.timers.hash_of}
+        layouts = self._layout.states
         for name, table in run.states.tables.items():
             found = self._tables[STATE + name].select(hashes)
-            if len(also):
+            if len(also) or layouts[name].expires:  # Of keys of the same hash something may have expired.
                 self._hash_of.update(
                     (slot[0] if name in run.states.namespaced else slot, row.hash)
                     for slot, row in found.items()
                 )
-            table.entries.update((slot, row.value) for slot, row in found.items())
-            if isinstance(table, ExpiringTable):
-                table.touched_ms.update((slot, row.touched_ms) for slot, row in found.items())
+            table.take(found, progress.processing_time_ms)
 
     def store(self, run: GroupRun) -> bool:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
         for name, table in run.states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
-            stamps = table.touched_ms if isinstance(table, ExpiringTable) else {}
             rows = {}
             for slot in table.changed:
                 hashed = self._hash_of[slot[0] if has_window else slot]
+                touched_ms, touches = table.touch_of(slot)
                 alive = slot in table.entries
-                rows[slot] = Row(slot, table.entries.get(slot), hashed, stamps.get(slot, 0), alive)
+                rows[slot] = Row(slot, table.entries.get(slot), hashed, touched_ms, alive, touches)
             self._tables[STATE + name].replace(rows)
         self.timers.replace(run.timers.queues, self._hash_of)
         return self.is_changed
@@ -276,6 +284,21 @@ class GroupState:
                 found.append(due_ms)
         return min(found, default=None)
 
+    def next_call_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the key group is to be called by a clock: something is due, or to be cleaned up.
+
+        A clean-up waits for a full quarter of the time to live, counted from 1970: key groups that got
+        their last entries at many times are called together.
+        """
+        times = [self.next_due_ms(domain)]
+        if domain is TimeDomain.PROCESSING_TIME:
+            times += [
+                _next_full(at_ms, -(-table.layout.ttl.ttl_ms // 4))
+                for table in self._tables.values()
+                if (at_ms := table.expired_at_ms) is not None and table.layout.ttl is not None
+            ]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
     def timer_count(self) -> int:
         """Return the number of timers."""
         return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
@@ -298,7 +321,8 @@ class GroupState:
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
         grown = len(value) > policy.smallest_bytes
         if self.base is not None:
-            grown = self._is_delta_full(policy) or self._is_base_expired(policy, now_ms)
+            is_expired = self._is_base_over or self._is_base_expired(policy, now_ms)
+            grown = is_expired or self._is_delta_full(policy)
         if not grown:
             return value
         merged = {name: table.merged_at(now_ms) for name, table in self._tables.items()}
@@ -357,6 +381,11 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return memoryview(sink.getvalue())
+
+
+def _next_full(time_ms: int, unit_ms: int) -> int:
+    """Return the first multiple of a unit that is not before a time."""
+    return min(-(-time_ms // unit_ms) * unit_ms, MAX_WATERMARK_MS)
 
 
 def _read(layout: TableLayout, payload: memoryview | None) -> pa.RecordBatch | None:

@@ -22,6 +22,8 @@ from flinkish_spark.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
+from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
 from flinkish_spark.state.values import ExpiringValueState
 
@@ -84,12 +86,14 @@ class KeyedStates(SubtaskFacts):
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
         """Return the list state of that name."""
-        state: ListState[Any] = self._declared(descriptor, lambda table: ListState(self.scope, table))
+        kind = ListState if descriptor.ttl is None else ExpiringListState
+        state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table))
         return state
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
         """Return the map state of that name."""
-        state: MapState[Any, Any] = self._declared(descriptor, lambda table: MapState(self.scope, table))
+        kind = MapState if descriptor.ttl is None else ExpiringMapState
+        state: MapState[Any, Any] = self._declared(descriptor, lambda table: kind(self.scope, table))
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
@@ -135,18 +139,25 @@ class KeyedStates(SubtaskFacts):
             )
         if descriptor.name not in self._states:
             if descriptor.name not in self.tables:
-                table = StateTable() if descriptor.ttl is None else ExpiringTable(descriptor.ttl)
-                self.tables[descriptor.name] = table
+                self.tables[descriptor.name] = _table_of(descriptor)
             self._states[descriptor.name] = make(self.tables[descriptor.name])
         return self._states[descriptor.name]
 
     def begin_group(self) -> None:
         """Forget the entries of the last key group."""
         for table in self.tables.values():
-            table.entries.clear()
-            table.changed.clear()
-            if isinstance(table, ExpiringTable):
-                table.touched_ms.clear()
+            table.clear()
+
+
+def _table_of(descriptor: StateDescriptor) -> StateTable:
+    if descriptor.ttl is None:
+        return StateTable()
+    match descriptor:
+        case ListStateDescriptor():
+            return ExpiringLists(descriptor.ttl)
+        case MapStateDescriptor():
+            return ExpiringMaps(descriptor.ttl)
+    return ExpiringTable(descriptor.ttl)
 
 
 class Timers:

@@ -103,6 +103,20 @@ class LayeredTable:
         is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
         return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
+    @property
+    def expired_at_ms(self) -> int | None:
+        """When everything in both layers will have expired; None for never, or if there is nothing."""
+        layers = [layer for layer in self.layers if layer.num_rows]
+        if self.layout.ttl is None or not layers:
+            return None
+        latest_ms = max(int(layer.column(TOUCHED).to_numpy().max()) for layer in layers)
+        return latest_ms + self.layout.ttl.ttl_ms
+
+    def forget_all(self) -> None:
+        """Leave out everything; whoever has the base must write one without it."""
+        self.base, self.delta, self._kept = None, self.layout.empty, self.layout.empty
+        self.is_changed = True
+
     def merged_at(self, now_ms: int) -> pa.RecordBatch:
         """Return all entries that have not expired as one layer, sorted by hash."""
         return self._fresh(self.merged(), now_ms)

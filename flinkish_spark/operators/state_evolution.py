@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flinkish_spark.operators.table_codec import NAME, TOUCHED, TableLayout
+from flinkish_spark.operators.table_codec import NAME, TOUCHED, TOUCHES, TableLayout
 
 
 class StateMismatch(ValueError):
@@ -139,6 +139,9 @@ def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataTyp
 
 def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
     """Return a column that is no value."""
+    if field.name == TOUCHES and field.name not in stored.schema.names:
+        # Stored when lists and maps expired as a whole: the touch of the whole is that of each element.
+        return pa.nulls(stored.num_rows, field.type)
     if field.name == TOUCHED and field.name not in stored.schema.names:
         # A time to live was added: what is there was touched at the beginning of time, so to speak.
         raise StateMismatch(

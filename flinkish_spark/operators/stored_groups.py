@@ -19,7 +19,7 @@ from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.list_state import LIST_KIND
 from flinkish_spark.operators.operator_values import pack_tables
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved, types_text
-from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, SlotForm, TableLayout
+from flinkish_spark.operators.table_codec import NAME, TIME, SlotForm, TableLayout, expiry_in
 
 #: Open the names of states without keys where they stand beside those of keyed ones.
 BROADCAST, LISTS = "broadcast/", "lists/"
@@ -204,7 +204,7 @@ def stored_layout(schema: pa.Schema) -> TableLayout:
         tuple(field.type for field in schema if field.name.startswith("key_")),
         tuple(field.type for field in values),
         form,
-        TOUCHED in schema.names,
+        expiry_in(schema.names),
         None,
         names,
     )

@@ -7,6 +7,8 @@ Columns, in this order:
     time          when it is due, for timers
     from, to      the window, for timers and for states that have one per window
     touched       when the entry was touched last, for states that expire
+    touches       when each element of a list or entry of a map was, in their order, for those that expire one
+                  by one; null where all are as `touched` says, which is the latest of them in any case
     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
                   order of registration, and the place that it had in the layer below
     alive         false: the entry was removed (only in what lies over older rows)
@@ -15,9 +17,10 @@ Columns, in this order:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -40,7 +43,7 @@ from flinkish_spark.state import (
 from flinkish_spark.state.descriptors import is_list_of_fields, made_by
 from flinkish_spark.state.ttl import StateTtl
 
-HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
+HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
 #: Metadata of a value's column: its field's name.
 NAME = "name"
 _WINDOW = ("from", "to")
@@ -80,14 +83,31 @@ class SlotForm(enum.Enum):
         return list(map(Timer, others[0], keys, windows))
 
 
+class Expiry(enum.Enum):
+    """What of an entry expires, and which columns say when that was touched."""
+
+    NOTHING = ()
+    WHOLE = (TOUCHED,)
+    #: Each element of a list, each entry of a map.
+    ELEMENTS = (TOUCHED, TOUCHES)
+
+
+#: Types of the columns of :class:`Expiry`.
+_TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
+
+
 class Row(NamedTuple):
-    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one."""
+    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one.
+
+    `touches` are those of its elements, None where they are the same.
+    """
 
     slot: Any
     value: Any
     hash: int
     touched_ms: int = 0
     alive: bool = True
+    touches: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +122,8 @@ class TableLayout:
         Arrow types.
     form
         What a slot is; a window is a tuple of two integers.
-    expires
-        Whether entries have the time of their last touch.
+    expiry
+        What has the time of its last touch.
     decode
         From what Arrow makes of a value to what the state holds; None where that is the same.
     value_names
@@ -116,10 +136,15 @@ class TableLayout:
     keys: tuple[pa.DataType, ...]
     values: tuple[pa.DataType, ...]
     form: SlotForm = SlotForm.KEY
-    expires: bool = False
+    expiry: Expiry = Expiry.NOTHING
     decode: Convert | None = None
     value_names: tuple[str, ...] = ()
     ttl: StateTtl | None = None
+
+    @property
+    def expires(self) -> bool:
+        """Whether something of an entry expires."""
+        return self.expiry is not Expiry.NOTHING
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -127,7 +152,7 @@ class TableLayout:
         fields = [pa.field(HASH, pa.int64())]
         fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
         fields += [pa.field(name, pa.int64()) for name in self.form.value]
-        fields += [pa.field(TOUCHED, pa.int64())] if self.expires else []
+        fields += [pa.field(name, _TOUCH_TYPES[name]) for name in self.expiry.value]
         names = self.value_names or ("value",) * len(self.values)
         fields += [
             pa.field(f"value_{i}", kind, metadata={NAME: name})
@@ -155,11 +180,23 @@ def layout_of(
         tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
         tuple(to_arrow_type(kind, timezone="UTC") for kind in kinds),
         form,
-        descriptor.ttl is not None,
+        _expiry(descriptor),
         _decoder(descriptor),
         tuple(field.name for field in fields),
         descriptor.ttl,
     )
+
+
+def _expiry(descriptor: StateDescriptor) -> Expiry:
+    if descriptor.ttl is None:
+        return Expiry.NOTHING
+    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
+    return Expiry.ELEMENTS if has_elements else Expiry.WHOLE
+
+
+def expiry_in(names: Collection[str]) -> Expiry:
+    """Return what has times among stored columns."""
+    return next(one for one in reversed(Expiry) if set(one.value) <= set(names))
 
 
 def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
@@ -182,6 +219,8 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     columns: list[Sequence[Any]] = [[row.hash for row in rows], *_spread(keys, len(layout.keys)), *others]
     if layout.expires:
         columns.append([row.touched_ms for row in rows])
+    if layout.expiry is Expiry.ELEMENTS:
+        columns.append([row.touches for row in rows])
     width = len(layout.values)
     nothing = (None,) * width if width > 1 else None
     # Of a timer that is gone it still has to be said which one of the layer below that is.
@@ -210,8 +249,8 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
             for one, is_there in zip(values, living, strict=True)
         ]
     slots = layout.form.join(keys, [columns[name] for name in layout.form.value])
-    touched = columns[TOUCHED] if layout.expires else [0] * len(slots)
-    return map(Row, slots, values, columns[HASH], touched, columns[ALIVE])
+    touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
+    return map(Row, slots, values, columns[HASH], touched, columns[ALIVE], touches)
 
 
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

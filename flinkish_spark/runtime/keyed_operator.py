@@ -211,8 +211,9 @@ class KeyedOperator:
                 return []
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
-            due_before = _next_due_ms(entries)
+            due_before = _next_call_ms(entries)
             progress = self._micro_batch().progress(spec.uid)
+            entries.clean_up(progress.processing_time_ms)
             out = self._process(runner, entries, self._inputs(records), progress)
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
@@ -221,7 +222,7 @@ class KeyedOperator:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
         emitted = [_Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
-        due = _next_due_ms(entries)
+        due = _next_call_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
         if late := _late_dropped(runner):
@@ -371,9 +372,9 @@ def _late_dropped(runner: GroupRunner) -> int:
     return runner.counts.get(LATE_RECORDS_DROPPED, 0)
 
 
-def _next_due_ms(entries: GroupState) -> tuple[int, int]:
-    """Return when the next timers are due, by event time and by processing time."""
-    event_ms, processing_ms = map(entries.next_due_ms, (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME))
+def _next_call_ms(entries: GroupState) -> tuple[int, int]:
+    """Return when a key group is to be called next, by event time and by processing time."""
+    event_ms, processing_ms = map(entries.next_call_ms, (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME))
     if event_ms == MAX_WATERMARK_MS:
         # A report says "none" by that number, and the key group would not be called at the end of the input.
         event_ms -= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import STATE
 from flinkish_spark.operators.stored_groups import stored_tables
-from flinkish_spark.operators.table_codec import HASH, TOUCHED, SlotForm, TableLayout, timer_layout
+from flinkish_spark.operators.table_codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.row_blocks import arrow_schema
-from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, TIMES, file_values
+from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, file_values
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.group_edits import (
     Edit,
@@ -29,6 +29,7 @@ from flinkish_spark.savepoints.group_edits import (
     EditedTimers,
     PartitionEdit,
 )
+from flinkish_spark.savepoints.times import EACH_TOUCHED_AT, TIMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -218,6 +219,12 @@ def state_columns(
                 what_to_do="cast it to TIMESTAMP",
             )
     values = [field for field in schema if field.name not in (*key_names, *times)]
+    expiry = Expiry.WHOLE if _TOUCHED in times else Expiry.NOTHING
+    if EACH_TOUCHED_AT in given and len(values) == 2:
+        values = [field for field in values if field.name != EACH_TOUCHED_AT]
+        _check_elements(given, values[0], what)
+        times.append(EACH_TOUCHED_AT)
+        expiry = Expiry.ELEMENTS
     if not values or (len(values) == 1 and values[0].name != "value"):
         raise SchemaError(
             f"{what} has {'no value' if not values else f'the only value {values[0].name!r}'}",
@@ -228,11 +235,26 @@ def state_columns(
         tuple(to_arrow_type(given[key].dataType, timezone="UTC") for key in key_names),
         tuple(to_arrow_type(field.dataType, timezone="UTC") for field in values),
         SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
-        _TOUCHED in times,
+        expiry,
         None,
         tuple(field.name for field in values) if len(values) > 1 else (),
     )
     return layout, [*(given[one] for one in (*key_names, *times)), *values]
+
+
+def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, what: str) -> None:
+    """Refuse times of elements that say nothing: there are no elements, or it is no array of times."""
+    kind = given[EACH_TOUCHED_AT].dataType.simpleString()
+    if kind != "array<timestamp>":
+        raise SchemaError(
+            f"'{EACH_TOUCHED_AT}' of {what} is a {kind}", what_to_do="cast it to ARRAY<TIMESTAMP>"
+        )
+    if _TOUCHED not in given or not isinstance(value.dataType, T.ArrayType | T.MapType):
+        raise SchemaError(
+            f"{what} has the column {EACH_TOUCHED_AT}",
+            why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+            what_to_do="give the columns that read_state gives",
+        )
 
 
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:

@@ -12,28 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import STATE, TIMERS
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved, is_wider, types_text
 from flinkish_spark.operators.stored_groups import describe_group, stored_layout, stored_tables, whole_group
-from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, TableLayout
+from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, TOUCHES, TableLayout
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.savepoints.errors import SavepointDamaged
 from flinkish_spark.savepoints.state_files import read_state as read_file
+from flinkish_spark.savepoints.times import EACH_TOUCHED_AT, TIMES, times_of_elements, to_micros
 
-#: Readers' names of columns whose stored names are short; of times, which are stored in milliseconds.
-TIMES = {"from": "window_start", "to": "window_end", TOUCHED: "touched_at"}
 CLOCK, TIME_MS = "clock", "time_ms"
-#: What stands for the beginning and the end of time, such as those of the one global window: as far as
-#: Python's datetime goes in every time zone.
-FIRST_MICROS, LAST_MICROS = -62_135_510_400_000_000, 253_402_128_000_000_000
-_MILLISECOND_MICROS = 1_000
 
 #: From what a task is given to whole state values.
 Values = Callable[[Iterable[pa.RecordBatch]], Iterator["bytes | memoryview"]]
@@ -168,13 +162,12 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     >>> common_schema("total", [stored(pa.int32()), stored(pa.int64())]).field("value_0").type
     DataType(int64)
     """
-    first = schemas[0]
+    # Those that were stored when lists and maps expired as a whole have no times of elements.
+    first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
     values: dict[str, pa.DataType] = {}
     for schema in schemas:
-        if [field.remove_metadata() for field in schema if not _is_value(field)] != [
-            field.remove_metadata() for field in slots
-        ]:
+        if _slots(schema) != _slots(first):
             raise StateMismatch(
                 f"state {what!r} is stored as {types_text(first)} and as {types_text(schema)}: "
                 "its key groups do not have the same keys, windows or times"
@@ -191,6 +184,10 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([*slots[:at], *fields, *slots[at:]])
 
 
+def _slots(schema: pa.Schema) -> list[pa.Field]:
+    return [field.remove_metadata() for field in schema if not _is_value(field) and field.name != TOUCHES]
+
+
 def reader_columns(schema: pa.Schema) -> T.StructType:
     """Return the columns of a state for readers."""
     keys = [field for field in schema if _is_key(field)]
@@ -202,6 +199,8 @@ def reader_columns(schema: pa.Schema) -> T.StructType:
             found.append(T.StructField(reader_name(field), from_arrow_type(field.type)))
         elif field.name in TIMES:
             found.append(T.StructField(TIMES[field.name], T.TimestampType()))
+        elif field.name == TOUCHES:
+            found.append(T.StructField(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType())))
     return T.StructType(found)
 
 
@@ -248,6 +247,8 @@ class ReadEntries:
         for field, column in zip(table.schema, table.columns, strict=True):
             if field.name in TIMES:
                 arrays.append(to_micros(column))
+            elif field.name == TOUCHES:
+                arrays.append(times_of_elements(table.column(TOUCHED), column, table.column("value_0")))
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
         return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
@@ -323,32 +324,6 @@ class ReadTimers:
         windows = [to_micros(table.column(name)) for name in ("from", "to")]
         arrays = [*keys, clock, table.column(TIME), *windows]
         return pa.RecordBatch.from_arrays(arrays, names=self.columns.names)
-
-
-def to_micros(ms: pa.Array) -> pa.Array:
-    """Return times as Spark's timestamps; what is beyond them as :data:`FIRST_MICROS` or `LAST_MICROS`."""
-    first, last = FIRST_MICROS // _MILLISECOND_MICROS, LAST_MICROS // _MILLISECOND_MICROS
-    clipped = np.clip(ms.fill_null(0).to_numpy(), first, last) * _MILLISECOND_MICROS
-    mask = ms.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(clipped, pa.int64(), mask=mask).cast(pa.timestamp("us", "UTC"))
-
-
-def to_ms(timestamps: pa.Array) -> pa.Array:
-    """Return timestamps as stored times; the inverse of :func:`to_micros`.
-
-    Raises
-    ------
-    ValueError
-        A time lies between two milliseconds.
-    """
-    micros = timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
-    plain = micros.fill_null(0).to_numpy()
-    if (plain % _MILLISECOND_MICROS).any():
-        raise ValueError("times of states are whole milliseconds")
-    ms = plain // _MILLISECOND_MICROS
-    ms[plain <= FIRST_MICROS] = MIN_WATERMARK_MS
-    ms[plain >= LAST_MICROS] = MAX_WATERMARK_MS
-    return pa.array(ms, pa.int64(), mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
 def state_names(sections: Iterable[str]) -> list[str]:

@@ -16,11 +16,11 @@ from flinkish_spark.operators.group_state import TIMERS
 from flinkish_spark.operators.list_state import LIST_KIND
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.stored_groups import changed_group, changed_partition
-from flinkish_spark.operators.table_codec import ALIVE, TIME, TableLayout
+from flinkish_spark.operators.table_codec import ALIVE, TIME, TOUCHES, TableLayout
 from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.runtime.row_blocks import from_block
-from flinkish_spark.savepoints.entries import TIMES, to_ms
 from flinkish_spark.savepoints.group_writers import VALUE, Change, WriterRefused
+from flinkish_spark.savepoints.times import EACH_TOUCHED_AT, TIMES, stored_times_of_elements, to_ms
 
 
 class Edit(Protocol):
@@ -76,11 +76,19 @@ class EditedState:
                 arrays.append(pa.array([True] * given.num_rows, pa.bool_()))
             elif field.name in TIMES:
                 arrays.append(_ms(self.name, field.name, next(columns)))
+            elif field.name == TOUCHES:
+                arrays.append(self._touches(arrays[-1], next(columns), given.columns[-1]))
             else:
                 arrays.append(next(columns))
         table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
         _check_once(self.name, table, ("from", "to"))
         return {self.section: _by_hash(table)}
+
+    def _touches(self, touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
+        try:
+            return stored_times_of_elements(touched, given, values)
+        except ValueError as error:
+            raise WriterRefused(f"{EACH_TOUCHED_AT} of {self.name}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ class SavepointWriter:
         frame
             The columns that :func:`~flinkish_spark.read_state` gives: `key` (or `key_0`, ...),
             `window_start` and `window_end`, `touched_at`, then `value` or the fields of the value. One row
-            per key (and window); a row with a null `value` is left out.
+            per key (and window); a row with a null `value` is left out. Without `each_touched_at` all
+            elements of a list or a map were touched at `touched_at`.
         chain
             Which chain's, where several chains have the operator.
 

@@ -30,7 +30,7 @@ class ListState(MutableSequence[V]):
         return iter(list(self._table.read(self._scope) or ()))
 
     def __len__(self) -> int:
-        return len(self._table.read(self._scope) or ())
+        return len(self._look())
 
     @overload
     def __getitem__(self, at: SupportsIndex) -> V: ...
@@ -67,7 +67,7 @@ class ListState(MutableSequence[V]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"ListState({self.get()})"
+        return f"ListState({self._look()})"
 
     def __copy__(self) -> list[V]:
         return self.get()
@@ -104,7 +104,7 @@ class ListState(MutableSequence[V]):
 
     def add_all(self, values: Iterable[V]) -> None:
         """Append several to the current key's list."""
-        added = _no_nones(values)
+        added = no_nones(values)
         if added:
             before = self._table.read(self._scope)
             if before is None:
@@ -115,7 +115,7 @@ class ListState(MutableSequence[V]):
 
     def update(self, values: Iterable[V]) -> None:
         """Replace the current key's list; an empty one clears it."""
-        replaced = _no_nones(values)
+        replaced = no_nones(values)
         if replaced:
             self._table.write(self._scope, replaced)
         else:
@@ -134,8 +134,14 @@ class ListState(MutableSequence[V]):
             if before is not None:
                 entries[into] = [*before, *entries[into]]
 
+    def _look(self) -> list[V]:
+        """Return the current key's list, which is not to be changed; where reads count, this is none."""
+        held: list[V] = self._table.entries.get(self._scope.slot, [])
+        return held
 
-def _no_nones(values: Iterable[V]) -> list[V]:
+
+def no_nones(values: Iterable[V]) -> list[V]:
+    """Return elements as a list; refuse None."""
     kept = list(values)
     if None in kept:
         raise ValueError("a list state takes no None")
@@ -177,7 +183,7 @@ class MapState(MutableMapping[K, V]):
         return iter(list(self._map()))
 
     def __len__(self) -> int:
-        return len(self._map())
+        return len(self._look())
 
     def __contains__(self, key: object) -> bool:
         return key in self._map()
@@ -190,7 +196,7 @@ class MapState(MutableMapping[K, V]):
         return self
 
     def __repr__(self) -> str:
-        return f"MapState({self._map()})"
+        return f"MapState({self._look()})"
 
     def __copy__(self) -> dict[K, V]:
         return self.copy()
@@ -205,7 +211,7 @@ class MapState(MutableMapping[K, V]):
 
     def popitem(self) -> tuple[K, V]:
         """Remove the entry that came last, and return it; KeyError if there is none."""
-        for key in reversed(self):
+        for key in reversed(self._look()):
             return key, self.pop(key)
         raise KeyError("the map of the current key is empty")
 
@@ -231,7 +237,7 @@ class MapState(MutableMapping[K, V]):
 
     def is_empty(self) -> bool:
         """Return whether the current key's map has no entry."""
-        return not self._map()
+        return not self._look()
 
     def clear(self) -> None:
         """Remove the current key's map."""
@@ -240,3 +246,8 @@ class MapState(MutableMapping[K, V]):
     def _map(self) -> dict[K, V]:
         held: dict[K, V] | None = self._table.read(self._scope)
         return {} if held is None else held
+
+    def _look(self) -> dict[K, V]:
+        """Return the current key's map, which is not to be changed; where reads count, this is none."""
+        held: dict[K, V] = self._table.entries.get(self._scope.slot, {})
+        return held

@@ -75,7 +75,7 @@ class ValueStateDescriptor:
 class ListStateDescriptor:
     """Name and element type of a :class:`~flinkish_spark.state.ListState`.
 
-    The list of a key expires as a whole, by its last change.
+    Its elements expire one by one.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class ListStateDescriptor:
 class MapStateDescriptor:
     """Name and types of a :class:`~flinkish_spark.state.MapState`.
 
-    The map of a key expires as a whole, by its last change. A key is no instance of a class.
+    Its entries expire one by one. A key is no instance of a class.
 
     Examples
     --------

@@ -6,9 +6,30 @@ in a table; what changed is what has to be stored again.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from flinkish_spark.state.ttl import StateTtl, TtlUpdate
+
+
+class StoredEntry(Protocol):
+    """What is stored of a slot."""
+
+    @property
+    def value(self) -> Any:
+        """The entry."""
+
+    @property
+    def touched_ms(self) -> int:
+        """When it was touched last; 0 where entries do not expire."""
+
+    @property
+    def touches(self) -> list[int] | None:
+        """When each of its elements was, in their order; None where that is the same for all."""
+
+
+#: What is stored of an entry's time: as in :class:`StoredEntry`.
+Touch = tuple[int, "list[int] | None"]
 
 
 class KeyScope:
@@ -38,6 +59,19 @@ class StateTable:
         self.entries: dict[Any, Any] = {}
         self.changed: set[Any] = set()
 
+    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+        """Take over stored entries, by slot; `now_ms` stands still until the next :meth:`clear`."""
+        self.entries.update((slot, entry.value) for slot, entry in stored.items())
+
+    def touch_of(self, slot: Any) -> Touch:
+        """Return what is to be stored of an entry's time."""
+        return 0, None
+
+    def clear(self) -> None:
+        """Forget all: another key group comes."""
+        self.entries.clear()
+        self.changed.clear()
+
     def read(self, scope: KeyScope) -> Any:
         """Return the current slot's entry, None if there is none."""
         return self.entries.get(scope.slot)
@@ -60,7 +94,7 @@ class StateTable:
 
 
 class ExpiringTable(StateTable):
-    """Entries that expire; `touched_ms` says when each was touched last."""
+    """Entries that expire as a whole; `touched_ms` says when each was touched last."""
 
     __slots__ = ("_ttl", "touched_ms")
 
@@ -68,6 +102,20 @@ class ExpiringTable(StateTable):
         super().__init__()
         self._ttl = ttl
         self.touched_ms: dict[Any, int] = {}
+
+    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+        """Take over stored entries, by slot."""
+        super().take(stored, now_ms)
+        self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
+
+    def touch_of(self, slot: Any) -> Touch:
+        """Return what is to be stored of an entry's time."""
+        return self.touched_ms.get(slot, 0), None
+
+    def clear(self) -> None:
+        """Forget all."""
+        super().clear()
+        self.touched_ms.clear()
 
     def read(self, scope: KeyScope) -> Any:
         """Return the current slot's entry unless it is expired."""

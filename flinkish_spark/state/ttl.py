@@ -15,17 +15,18 @@ class TtlUpdate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateTtl:
-    """Time to live of a state's entries, by processing time.
+    """Time to live of a state's entries, by processing time; of lists and maps that of each element.
 
-    The clock is the micro-batch's processing time, which a micro-batch that is run again has again. An
-    expired entry is never returned. It is removed when it is read, and when its key group stores something:
-    of a small one (up to 128 KiB) at once, of a larger one when most of its older entries have expired, or
-    when enough has changed that they are written anew.
+    The clock is the micro-batch's processing time, which a micro-batch that is run again has again. What has
+    expired is never returned. It is removed when its key is worked on, and when its key group stores
+    something: of a small one (up to 128 KiB) at once, of a larger one when most of its older entries have
+    expired, or when enough has changed that they are written anew. A key group that gets nothing more is
+    called when all that a state has there has expired, at the next full quarter of the time to live.
 
     Parameters
     ----------
     ttl_ms
-        Positive. An entry is expired when this much time has passed since it was touched last.
+        Positive. An entry, or element, is expired when this much time has passed since it was touched last.
     update
         What counts as a touch.
 

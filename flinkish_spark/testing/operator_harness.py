@@ -283,6 +283,7 @@ class OperatorHarness:
     def _step(self, group: int, behind: Sequence[Elements], progress: Progress) -> None:
         state = GroupState(self._layout, self._values.get(group), self.bases)
         hash_of = {key: self._hash(key) for elements in behind for key in elements.keys}
+        state.clean_up(progress.processing_time_ms)
         self._load(state, hash_of, progress)
         self._collect(self._run.run([], progress, behind))
         if state.store(self._run):

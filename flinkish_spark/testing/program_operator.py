@@ -222,6 +222,7 @@ class ProgramOperator:
         index = group % self._parallelism
         runner = self._runners[index]
         state = GroupState(self._layout, self._groups.get(group), NoBases())
+        state.clean_up(progress.processing_time_ms)
         with running_as(self._subtask(index)), blaming(self.node.uid):
             out = list(runner.process(inputs, state, progress))
             if state.is_changed:
@@ -235,7 +236,7 @@ class ProgramOperator:
         called = set()
         for group, value in self._groups.items():
             state = GroupState(self._layout, value, NoBases())
-            due = [(state.next_due_ms(clock), limit_ms) for clock, limit_ms in progress.limits_ms.items()]
+            due = [(state.next_call_ms(clock), limit_ms) for clock, limit_ms in progress.limits_ms.items()]
             is_due = any(due_ms is not None and due_ms <= limit_ms for due_ms, limit_ms in due)
             if is_due or getattr(self._runners[group % self._parallelism], "has_applications", False):
                 called.add(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -18,13 +19,12 @@ from flinkish_spark import (
 )
 from flinkish_spark.operators.broadcast_state import BROADCAST_KIND, BroadcastTables
 from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
+from flinkish_spark.operators.stored_groups import changed_group, stored_tables
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import arrow_schema, to_block
 from flinkish_spark.savepoints.entries import (
-    FIRST_MICROS,
-    LAST_MICROS,
     CopyValues,
     FindSections,
     FirstCopy,
@@ -38,8 +38,6 @@ from flinkish_spark.savepoints.entries import (
     reader_columns,
     sections_of,
     timer_columns,
-    to_micros,
-    to_ms,
 )
 from flinkish_spark.savepoints.errors import SavepointDamaged, SavepointMisfit
 from flinkish_spark.savepoints.group_edits import (
@@ -52,6 +50,7 @@ from flinkish_spark.savepoints.group_edits import (
 from flinkish_spark.savepoints.group_writers import PackValues, WriteGroups, WriterRefused
 from flinkish_spark.savepoints.state_files import StateFileWriter
 from flinkish_spark.savepoints.stored_state import files_of
+from flinkish_spark.savepoints.times import FIRST_MICROS, LAST_MICROS, to_micros, to_ms
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
@@ -118,11 +117,62 @@ def test_entries_have_their_key_and_their_fields(saved) -> None:
 
 def test_a_state_that_expires_says_when_it_was_touched(saved) -> None:
     columns, rows = read(saved, "seen")
-    assert columns.simpleString() == "struct<key:string,touched_at:timestamp,value:array<string>>"
-    touched = datetime.datetime(1970, 1, 1, 0, 0, 5, tzinfo=datetime.UTC)
+    assert columns.simpleString() == SEEN
     assert [row for row in rows if row["key"] == "a"] == [
-        {"key": "a", "touched_at": touched, "value": ["a7"]}
+        {"key": "a", "touched_at": at(5), "each_touched_at": [at(5)], "value": ["a7"]}
     ]
+
+
+SEEN = "struct<key:string,touched_at:timestamp,each_touched_at:array<timestamp>,value:array<string>>"
+
+
+def at(seconds):
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def test_each_element_says_when_it_was_touched(tmp_path) -> None:
+    harness = OperatorHarness(Keeps(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    for second, user in enumerate("aabaac"):
+        harness.processing_time(1_000 * second)
+        harness.push((user, second))
+    _, rows = read(written(tmp_path, harness), "seen")
+    assert {row["key"]: (row["touched_at"], row["each_touched_at"]) for row in rows} == {
+        "a": (at(4), [at(0), at(1), at(3), at(4)]),
+        "b": (at(2), [at(2)]),
+        "c": (at(5), [at(5)]),
+    }
+
+
+def test_lists_that_were_stored_as_a_whole_are_read_beside_others(tmp_path) -> None:
+    """A key group that was not touched since the times of elements are stored has those of the whole."""
+    harness = OperatorHarness(Keeps(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    for user in "abcdefgh":
+        harness.push((user, 1))
+        harness.push((user, 2))
+    before = harness.snapshot()
+    values = {
+        group: changed_group(
+            value, "totals", {"state/seen": stored_tables(value)["state/seen"].drop_columns(["touches"])}
+        )
+        for group, value in before.values.items()
+    }
+    after = OperatorHarness(
+        Keeps(),
+        key=lambda value: value[0],
+        key_type="STRING",
+        uid="totals",
+        restore=replace(before, values=values),
+    )
+    after.processing_time(3_000)
+    after.push(("a", 3))
+    saved = written(tmp_path, after)
+    assert len(set(map(len, sections(saved)["state/seen"]))) == 2
+    columns, rows = read(saved, "seen")
+    assert columns.simpleString() == SEEN
+    assert {row["key"]: row["each_touched_at"] for row in rows} == {
+        **{user: [at(0)] * 2 for user in "bcdefgh"},
+        "a": [at(0), at(0), at(3)],
+    }
 
 
 class Wider(KeyedProcessFunction):

@@ -375,6 +375,104 @@ def test_times_of_entries_are_written_as_they_are_read(tmp_path) -> None:
     assert [row[-1] for row in orders(job)] == [1, None]
 
 
+class Elements(KeyedProcessFunction):
+    """Elements that expire one by one."""
+
+    def open(self, context):
+        self.seen = context.get_list_state(ListStateDescriptor("seen", "LONG", StateTtl(10_000)))
+        self.n = context.get_map_state(MapStateDescriptor("n", "STRING", "LONG", StateTtl(10_000)))
+
+    def process_element(self, order, ctx):
+        if order.amount:
+            self.seen.add(order.amount)
+            self.n[str(order.amount)] = order.amount
+        yield list(self.seen), dict(self.n)
+
+
+EACH = "touched_at TIMESTAMP, each_touched_at ARRAY<TIMESTAMP>"
+
+
+def later(seconds):
+    return datetime.datetime.fromtimestamp(NOW_MS / 1000 + seconds, datetime.UTC)
+
+
+def test_times_of_elements_are_written_as_they_are_read(tmp_path) -> None:
+    before = filled(tmp_path, Bootstraps(), ORDERS)
+    ddl = f"key STRING, value ARRAY<LONG>, {EACH}"
+    rows = [
+        ("ann", later(5), [later(2), later(5)], [1, 2]),
+        ("ben", later(5), None, [3, 4]),
+        ("cem", later(5), [], []),
+    ]
+    report = edited(tmp_path, before, "totals", ddl, rows, "seen")
+    ddl = f"key STRING, value MAP<STRING, LONG>, {EACH}"
+    report = edited(tmp_path, report, "totals", ddl, [("ann", later(4), [later(4)], [("x", 7)])], "n")
+    job = restored(tmp_path, report, Elements())
+
+    def at(seconds, user):
+        job.processing_time(NOW_MS + seconds * 1_000)
+        job.push(Order(user, 0, 0))
+        return job.take().rows[0]
+
+    assert at(11, "ann") == ([1, 2], {"x": 7})
+    assert at(12, "ann") == ([2], {"x": 7})
+    assert at(14, "ann") == ([2], {})
+    assert [at(14, user)[0] for user in ("ben", "cem")] == [[3, 4], []]
+    assert at(15, "ben") == ([], {})
+
+
+def test_times_may_be_left_out_then_all_elements_have_that_of_the_entry(tmp_path) -> None:
+    before = filled(tmp_path, Bootstraps(), ORDERS)
+    ddl = "key STRING, value ARRAY<LONG>, touched_at TIMESTAMP"
+    report = edited(tmp_path, before, "totals", ddl, [("ann", later(5), [1, 2])], "seen")
+    job = restored(tmp_path, report, Elements())
+    job.processing_time(NOW_MS + 14_999)
+    job.push(Order("ann", 9, 0))
+    job.processing_time(NOW_MS + 15_000)
+    job.push(Order("ann", 0, 0))
+    assert [row[0] for row in job.take().rows] == [[1, 2, 9], [9]]
+
+
+class Bootstraps(KeyedStateBootstrapFunction):
+    """A list and a map with a time to live."""
+
+    open = Elements.open
+
+    def process_element(self, value, ctx):
+        self.seen.add(value.amount)
+        self.n[str(value.amount)] = value.amount
+
+
+@pytest.mark.parametrize(
+    ("touched", "each", "says"),
+    [
+        (5, [5], "as many times as elements"),
+        (5, [5, None], "one is null"),
+        (5, [2, 4], "the latest of an entry is its touched_at; leave each_touched_at out"),
+        (5, [5, 0.0005], "whole milliseconds"),
+    ],
+)
+def test_times_of_elements_that_do_not_fit_are_refused(tmp_path, touched, each, says) -> None:
+    before = filled(tmp_path, Bootstraps(), ORDERS)
+    ddl = f"key STRING, value ARRAY<LONG>, {EACH}"
+    times = [None if one is None else later(one) for one in each]
+    with pytest.raises(WriterRefused, match=f"each_touched_at of the state 'seen': .*{says}"):
+        edited(tmp_path, before, "totals", ddl, [("ann", later(touched), times, [1, 2])], "seen")
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "key STRING, value ARRAY<LONG>, each_touched_at ARRAY<TIMESTAMP>",
+        f"key STRING, value LONG, {EACH}",
+        "key STRING, value ARRAY<LONG>, touched_at TIMESTAMP, each_touched_at ARRAY<LONG>",
+    ],
+)
+def test_times_of_elements_without_elements_or_touch_are_refused(ddl) -> None:
+    with pytest.raises(SchemaError, match="each_touched_at"):
+        state_columns(parse_ddl(ddl), "totals", "seen", ["string"])
+
+
 def test_two_rows_for_one_key_and_null_times_are_refused(tmp_path) -> None:
     before = filled(tmp_path, Fills(), ORDERS, timestamp="at")
     rows = [("ann", 1), ("ann", 2)]

@@ -52,7 +52,7 @@ class Tasks(OperatorHarness):
     def _due_ms(self, group: int) -> tuple[int, int]:
         state = GroupState(self._layout, self._values.get(group), self.bases)
         event_ms, call_ms = (
-            state.next_due_ms(one) for one in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)
+            state.next_call_ms(one) for one in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)
         )
         return NEVER if event_ms is None else event_ms, NEVER if call_ms is None else call_ms
 

@@ -13,6 +13,7 @@ import pytest
 
 from flinkish_spark import (
     KeyedProcessFunction,
+    ListStateDescriptor,
     OutputTag,
     StateTtl,
     TtlUpdate,
@@ -281,3 +282,16 @@ def test_a_read_begins_the_time_to_live_anew_if_it_is_a_touch(update, found, pol
         run.processing_time(now_ms)
         run.push_all([(("ann", amount), None)])
     assert [row[1] for row in run.take().rows] == found
+
+
+def test_a_list_whose_elements_expire_is_no_column() -> None:
+    class Lists(VectorizedProcessFunction):
+        def open(self, context):
+            context.get_list_state(ListStateDescriptor("seen", "LONG", StateTtl(100)))
+
+        def process_batch(self, batch, ctx):
+            yield batch_of(ctx, ctx.state("seen").column(), names=["seen"])
+
+    run = VectorizedHarness(Lists(), ORDERS, "user STRING, seen ARRAY<LONG>", "user")
+    with pytest.raises(ValueError, match="state 'seen' has elements that expire one by one"):
+        run.push_all([(("ann", 1), None)])
