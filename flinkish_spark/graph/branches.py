@@ -19,6 +19,7 @@ from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.stream_graph import Feed, Inlet, KeyedNode, Leg, TransformNode
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
+from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.kept_times import Worker
 from flinkish_spark.runtime.keyed_operator import Origins
 
@@ -140,7 +141,8 @@ def shared_inputs(
         worker, made = worker_between(node.uid, inlet, given)
         own, key = _keys(node, inlet, made)
         workers = tuple(one for one in (worker, key) if one is not None)
-        taken = T.StructType([*fields_of(made), *([] if key is None else key.columns[len(made) :])])
+        parts = [] if key is None else [field for field in key.columns if field.name in key.names]
+        taken = T.StructType([*fields_of(made), *parts])
         names = tuple(f"{C.PREFIX}way{number}_{at}" for at in range(len(taken)))
         columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
         dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
@@ -177,7 +179,7 @@ def _dealt(
 
 def _keys(
     node: KeyedNode, inlet: Inlet, made: T.StructType
-) -> tuple[tuple[str | Column, ...], Worker | None]:
+) -> tuple[tuple[str | Column, ...], AppendColumns | None]:
     """Return what an input is keyed by, and what makes that of its records in Python."""
     keys: Sequence[Key] = node.entries[inlet.entry].keys
     functions = [key for key in keys if isinstance(key, KeyFunction)]
