@@ -13,6 +13,7 @@ from flinkish_spark.graph.stream_graph import (
     SourceNode,
     StreamGraph,
     StreamNode,
+    feeds,
     legs,
     operator_of,
     scans_of,
@@ -74,11 +75,10 @@ def _chain_of(operator: KeyedNode) -> Chain:
     twice = next((uid for uid, count in Counter(operators).items() if count > 1), None)
     if twice is not None:
         raise GraphError(
-            f"operator '{operator.uid}' reads '{twice}' on two ways",
+            f"operator '{operator.uid}' reads '{twice}' on two ways, and another keyed operator lies on one",
             why="Spark would run that operator, and keep its state, once for each of them, and over other "
             "records",
-            what_to_do=f"let '{twice}' put everything into one output, with a field that says what a row is, "
-            "and read that once; let one operator do what those on the two ways do; or write the output of "
+            what_to_do="let one operator do what those on the two ways do; or write the output of "
             f"'{twice}' to a Kafka topic, and read that with a job of its own (docs/chained-jobs.md)",
             uid=operator.uid,
         )
@@ -88,10 +88,6 @@ def _chain_of(operator: KeyedNode) -> Chain:
 
 def _operators(node: KeyedNode) -> list[KeyedNode]:
     """Return an operator behind all those that it reads, directly or not."""
-    found = []
-    for entry in node.entries:
-        for leg in legs(entry.parent):
-            upstream = operator_of(leg.base)
-            if upstream is not None:
-                found += _operators(upstream)
+    upstream = [operator_of(feed.base) for feed in feeds(node)]
+    found = [one for operator in upstream if operator is not None for one in _operators(operator)]
     return [*found, node]

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.branches import SharedRows
 from flinkish_spark.graph.declared import check_field_names, check_late_output, output_schema
 from flinkish_spark.graph.key_selectors import refuse_unfit_key
 from flinkish_spark.graph.operator_factories import (
@@ -54,6 +55,9 @@ class KeyedInput:
         Name of the chain's input whose records are in the first frame; None behind another operator.
     reports_as
         Its number, if its records have event times that the driver is told of here.
+    shared
+        Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
+        only says then what its records look like.
     """
 
     frames: tuple[DataFrame, ...]
@@ -65,6 +69,7 @@ class KeyedInput:
     distribution: Distribution = Distribution.BY_KEY
     source: str | None = None
     reports_as: int | None = None
+    shared: SharedRows | None = None
 
     @property
     def has_times(self) -> bool:

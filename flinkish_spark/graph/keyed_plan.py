@@ -196,7 +196,7 @@ def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")
-    return list(found.values())
+    return [found[entry] for entry in sorted(found)]
 
 
 def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> tuple[T.DataType, ...]:

@@ -13,6 +13,7 @@ from flinkish_spark.graph.keyed_input import KeyedInput, Sent
 from flinkish_spark.graph.latency_markers import subtask_in
 from flinkish_spark.protocol.scans import ScanRole
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.branches import DealBlocks, DealtBlocks
 from flinkish_spark.runtime.combining import BlamedCombine
 from flinkish_spark.runtime.group_runners import Distribution
 from flinkish_spark.runtime.key_groups import Routing
@@ -24,6 +25,9 @@ from flinkish_spark.runtime.row_blocks import (
     TimeReport,
     arrow_schema,
 )
+
+#: An input of the operator: its number, itself, and what travels of it.
+_Way = tuple[int, KeyedInput, Sent]
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,15 @@ class KeyedRoutes:
         """
         frames: list[DataFrame] = []
         apart: list[int] = []
+        together: dict[int, list[_Way]] = {}
         for number, (given, one) in enumerate(zip(inputs, sent, strict=True)):
+            if given.shared is not None:
+                together.setdefault(id(given.shared.frame), []).append((number, given, one))
+                continue
             frames.append(self._packed(number, given, one))
             if len(given.frames) == 2:
                 apart.append(number)
+        frames += map(self._packed_together, together.values())
         if apart:
             # Whatever their records come from, they share the barriers of the control source, or there is
             # one of them.
@@ -94,15 +103,7 @@ class KeyedRoutes:
         """Return the blocks of one input, with its barriers if they come in the same frame."""
         chosen, own_route = sent.chosen, self._own_route(given.distribution)
         names = chosen.schema.names
-        first_barrier = self.routing.of_barrier[0]
-        packer = BlockPacker(
-            arrow_schema(sent.transport.schema),
-            None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
-            self._combine(sent),
-            number,
-            copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
-            calls=self._calls(given.distribution),
-        )
+        packer = self._packer(number, given, sent)
         if len(given.frames) == 2:
             records = given.frames[0]
             # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
@@ -116,17 +117,58 @@ class KeyedRoutes:
         spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
         return spread.mapInArrow(packer, PACKED)
 
+    def _packed_together(self, ways: Sequence[_Way]) -> DataFrame:
+        """Return the blocks of inputs whose rows stand in one frame, and the control rows between them.
+
+        Each gets columns of its own behind those of the frame. A record may be for several, with another
+        route to each; so its routes are among these columns.
+        """
+        frame, dealt = _frame_of(ways[0]), []
+        shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
+        for number, given, sent in ways:
+            assert given.shared is not None
+            is_own, names = given.shared.is_own, sent.chosen.schema.names
+            own = {name: name if name in shared else f"{C.PREFIX}in{number}_{name}" for name in names}
+            chosen = [
+                F.when(is_own, column).alias(own[name])
+                for name, column in zip(names, sent.chosen.columns, strict=True)
+                if name not in shared
+            ]
+            frame = frame.select(*frame.columns, *given.shared.named).select(*frame.columns, *chosen)
+            route = f"{C.PREFIX}in{number}_{C.ROUTE}"
+            by = self._own_route(given.distribution, own[C.KEY_HASH])
+            frame = frame.select("*", F.when(is_own, by).alias(route))
+            packer = self._packer(number, given, sent)
+            dealt.append(DealtBlocks(route, tuple(own.values()), tuple(names), packer))
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        routes = F.when(is_record, F.array(F.lit(0))).otherwise(self._control_routes())
+        wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
+        spread = frame.select(F.explode(routes).alias(C.ROUTE), *shared, *wanted)
+        deal = DealBlocks(tuple(dealt))
+        return spread.mapInArrow(deal, deal.columns)
+
+    def _packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+        first_barrier = self.routing.of_barrier[0]
+        return BlockPacker(
+            arrow_schema(sent.transport.schema),
+            None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
+            self._combine(sent),
+            number,
+            copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
+            calls=self._calls(given.distribution),
+        )
+
     def _combine(self, sent: Sent) -> Combine | None:
         """Return what makes fewer rows of records before they travel."""
         if sent.folded is None or sent.folded.combiner is None:
             return None
         return BlamedCombine(self.uid, self.routing.max_parallelism, sent.folded.combiner)
 
-    def _own_route(self, distribution: Distribution) -> Column:
+    def _own_route(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
         """Return the route of a record."""
         match distribution:
             case Distribution.BY_KEY:
-                group = F.pmod(F.col(C.KEY_HASH), F.lit(self.routing.max_parallelism)).cast("int")
+                group = F.pmod(F.col(key_hash), F.lit(self.routing.max_parallelism)).cast("int")
                 return F.element_at(_int_array(self.routing.of_group), group + 1)
             case Distribution.BY_CHANNEL:
                 partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
@@ -170,6 +212,12 @@ class KeyedRoutes:
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
         # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
         return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
+
+
+def _frame_of(way: _Way) -> DataFrame:
+    shared = way[1].shared
+    assert shared is not None
+    return shared.frame
 
 
 def _named(frame: DataFrame, source: str | None) -> DataFrame:

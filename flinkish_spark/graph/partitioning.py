@@ -13,7 +13,7 @@ chooses its own columns, a generator of watermarks, a sink) sees the same each t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -222,19 +222,6 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
         setting="parallelism",
         value=asked,
     )
-
-
-def check_steps_between(uid: str, functions: Sequence[object]) -> None:
-    """Raise GraphError if an operator follows functions behind another one that it cannot follow.
-
-    What only moves records is left out: the operator distributes them anew.
-    """
-    if not all(map(is_partitioning, functions)):
-        raise GraphError(
-            f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="a transform behind a keyed operator runs on the evaluated micro-batch",
-            what_to_do="move the transform into the function of the operator before it",
-        )
 
 
 def is_partitioning(function: object) -> bool:

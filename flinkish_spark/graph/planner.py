@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import named_chain, named_scan
 from flinkish_spark.graph.beginning import Beginning
+from flinkish_spark.graph.branches import functions_between, is_read_plainly, shared_inputs
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.key_selectors import with_computed_keys
@@ -27,12 +28,12 @@ from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
 from flinkish_spark.graph.located import LocatedTransform
-from flinkish_spark.graph.partitioning import check_steps_between
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
     Base,
+    Feed,
     KeyedEntry,
     KeyedNode,
     Leg,
@@ -41,6 +42,7 @@ from flinkish_spark.graph.stream_graph import (
     StreamGraph,
     StreamNode,
     TransformNode,
+    feeds,
     legs,
     scans_of,
 )
@@ -184,13 +186,12 @@ class Planner:
 
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
         numbers = [one.uid for one in reporters(self._graph)]
-        given, rest = [], list(names)
-        for number, entry in enumerate(node.entries):
-            for leg in legs(entry.parent):
-                own = tuple(rest.pop(0) for _ in scans_of(leg.base))
-                stream = self.stream(leg, chain, own)
-                one = _keyed_input(node, entry, stream, numbers)
-                given.append(replace(one, entry=number, distribution=entry.distribution))
+        given, rest = list[KeyedInput](), list(names)
+        for feed in feeds(node):
+            own = tuple(rest.pop(0) for _ in scans_of(feed.base))
+            given += self._inputs(node, feed, chain, own, numbers)
+        # Elements of an entry come before those of the next one, whatever they are read of.
+        given.sort(key=lambda one: one.entry)
         sides = self._graph.sides_of(node)
         seed = self._beginning.state_of(self._spark, node.uid, chain)
         number = numbers.index(node.uid)
@@ -202,6 +203,28 @@ class Planner:
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
         return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+
+    def _inputs(
+        self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
+    ) -> list[KeyedInput]:
+        """Return the inputs that an operator has of a source, or of another operator."""
+        if isinstance(feed.base, SourceNode) or is_read_plainly(node.uid, feed):
+            ((inlet,), (leg,)) = feed.inlets, feed.inlets[0].legs
+            entry = node.entries[inlet.entry]
+            one = _keyed_input(node, entry, self.stream(leg, chain, names), reporters)
+            return [replace(one, entry=inlet.entry, distribution=entry.distribution)]
+        streams = []
+        for inlet in feed.inlets:
+            stream = self.stream(Leg(inlet.base), chain, names)
+            assert isinstance(stream, TaggedStream)
+            streams.append(stream)
+        given = []
+        for inlet, (rows, schema, keys) in zip(feed.inlets, shared_inputs(node, feed, streams), strict=True):
+            control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
+            view, way = rows.frame.select(*control, *rows.named), node.entries[inlet.entry].distribution
+            one = KeyedInput((view,), schema, streams[0].channels, Origins(), keys, shared=rows)
+            given.append(replace(one, entry=inlet.entry, distribution=way))
+        return given
 
     def _plan_source(self, node: SourceNode, chain: Chain, name: str) -> RecordStream:
         origins = Origins(node.source.topics)
@@ -328,7 +351,7 @@ def _keyed_input(
     node: KeyedNode, entry: KeyedEntry, stream: PlannedStream, reporters: Sequence[str]
 ) -> KeyedInput:
     if isinstance(stream, TaggedStream):
-        check_steps_between(node.uid, stream.transforms)
+        functions_between(node.uid, stream.transforms)
         frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     if any(isinstance(key, Column) for key in entry.keys):

@@ -124,6 +124,43 @@ class Leg:
 
 
 @dataclass(frozen=True, eq=False)
+class Inlet:
+    """An input of an operator: ways with the same beginning that lead to one of its entries.
+
+    Parameters
+    ----------
+    entry
+        Number of the operator's entry.
+    legs
+        From a source one; from an operator all ways that begin with one of its outputs, in their order.
+    """
+
+    entry: int
+    legs: tuple[Leg, ...]
+
+    @property
+    def base(self) -> Base:
+        """What its ways begin with."""
+        return self.legs[0].base
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """What an operator reads of one other operator, or on one way from a source.
+
+    A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
+    ways stands there once, and its rows are dealt to all inputs that want them.
+    """
+
+    inlets: tuple[Inlet, ...]
+
+    @property
+    def base(self) -> Base:
+        """What its first way begins with; the operator of all of them is the same."""
+        return self.inlets[0].base
+
+
+@dataclass(frozen=True, eq=False)
 class SinkNode:
     """Where records of `parent` go out."""
 
@@ -216,6 +253,21 @@ def legs(node: StreamNode) -> tuple[Leg, ...]:
     return (Leg(node),)
 
 
+def feeds(node: KeyedNode) -> tuple[Feed, ...]:
+    """Return what an operator reads, in the order in which its entries come by it first."""
+    # By the operator, or by the way from a source; then by the entry and the output.
+    found: dict[int, dict[tuple[int, int], list[Leg]]] = {}
+    for number, entry in enumerate(node.entries):
+        for leg in legs(entry.parent):
+            upstream = operator_of(leg.base)
+            inlets = found.setdefault(id(leg if upstream is None else upstream), {})
+            inlets.setdefault((number, id(leg.base)), []).append(leg)
+    return tuple(
+        Feed(tuple(Inlet(number, tuple(ways)) for (number, _), ways in inlets.items()))
+        for inlets in found.values()
+    )
+
+
 def operator_of(base: Base) -> KeyedNode | None:
     """Return the operator whose output a part of a plan begins with; None for a source."""
     if isinstance(base, SideNode):
@@ -234,7 +286,7 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
     if operator is None:
         assert isinstance(base, SourceNode)
         return (base,)
-    return tuple(source for entry in operator.entries for source in sources_of(entry.parent))
+    return tuple(source for feed in feeds(operator) for source in scans_of(feed.base))
 
 
 def is_behind_keys(node: StreamNode) -> bool:

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.chains import chains_to, inputs_of
-from flinkish_spark.graph.stream_graph import Leg, StreamGraph, TimedNode, legs, operator_of, scans_of
+from flinkish_spark.graph.stream_graph import Leg, StreamGraph, TimedNode, feeds, operator_of, scans_of
 from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_facts import AssignerRules, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, reporters_of
@@ -143,5 +143,6 @@ def _entries(
         if operator is None:
             yield leg, own[0], behind
         else:
-            upstream = [way for entry in operator.entries for way in legs(entry.parent)]
+            # Of several ways from one operator the first stands for all: they pass what it has read.
+            upstream = [feed.inlets[0].legs[0] for feed in feeds(operator)]
             yield from _entries(upstream, own, (operator.uid, *behind))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 #: What a job name, a uid or a file name part made from one may look like.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+#: An input or an operator by its uid, maybe the n-th scan of a source, maybe within a chain.
+_INSTANCE = re.compile(rf"{_NAME.pattern}(#[0-9]{{1,6}})?(\.{_NAME.pattern})?")
 _UUID_HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -20,6 +22,21 @@ def checked_name(value: str, what: str) -> str:
             f"{what} {value!r} is not usable: use 1 to 128 letters, digits, '_', '-' or '.', "
             "starting with a letter or digit and without '..'"
         )
+    return value
+
+
+def checked_instance(value: str, what: str) -> str:
+    """Return `value` if it names an input or an operator as it runs in a chain, else raise ValueError.
+
+    It stands within stored objects, and in no path.
+
+    Examples
+    --------
+    >>> checked_instance("orders#2.totals", "assigner")
+    'orders#2.totals'
+    """
+    if not isinstance(value, str) or not _INSTANCE.fullmatch(value):
+        raise ValueError(f"{what} {value!r} is no uid, and no scan or operator of a chain")
     return value
 
 

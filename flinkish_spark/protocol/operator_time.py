@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flinkish_spark.protocol.assigner_time import AssignerTime, channel_from
-from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.ids import checked_instance
 from flinkish_spark.protocol.json_values import list_of, member, object_of
 from flinkish_spark.protocol.time_facts import checked_watermark, once_each, rows_of
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Valve
@@ -138,12 +138,12 @@ def valve_from(stored: Mapping[str, Any]) -> Valve[str]:
     """Return a stored valve over assigners: the members `valve` and `watermark_ms`."""
     member(stored, "valve")
     rows = rows_of(stored, "valve", 4)
-    once_each("assigner", (checked_name(row[0], "assigner") for row in rows))
+    once_each("assigner", (checked_instance(row[0], "assigner") for row in rows))
     watermark_ms = checked_watermark("watermark_ms", member(stored, "watermark_ms"))
     return Valve({row[0]: channel_from(*row[1:]) for row in rows}, watermark_ms)
 
 
 def _names(what: str, value: Any) -> frozenset[str]:
-    names = [checked_name(name, what) for name in list_of(value, what)]
+    names = [checked_instance(name, what) for name in list_of(value, what)]
     once_each(f"one of {what}", names)
     return frozenset(names)

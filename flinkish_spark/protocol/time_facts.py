@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.ids import checked_instance, checked_name
 from flinkish_spark.protocol.json_values import list_of, member, object_of
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 from flinkish_spark.protocol.operator_watermarks import Watermarks
@@ -157,7 +157,7 @@ class AssignerInput:
     has_ended: bool = False
 
     def __post_init__(self) -> None:
-        checked_name(self.assigner, "assigner")
+        checked_instance(self.assigner, "assigner")
         for channel in self.channels or ():
             checked_whole("channel", channel, least=0)
         checked_flag("has_ended", self.has_ended)
@@ -332,7 +332,7 @@ def once_each(name: str, keys: Iterable[Any]) -> None:
 
 
 def _check_place(what: str, uid: Any, number_name: str, number: Any) -> None:
-    checked_name(uid, what)
+    checked_instance(uid, what)
     checked_whole(number_name, number, least=0)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.assigner_time import AssignerTime
-from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.ids import checked_instance, checked_name
 from flinkish_spark.protocol.json_values import member, object_of
 from flinkish_spark.protocol.operator_time import OperatorTime, joined, valve_from, valve_rows
 from flinkish_spark.protocol.operator_watermarks import Watermarks
@@ -178,7 +178,7 @@ class EventTime:
         now_ms = member(stored, "processing_time_ms")
         listed = object_of(member(stored, "assigners"), "assigners")
         assigners = {
-            checked_name(uid, "assigner"): AssignerTime.from_json(one) for uid, one in listed.items()
+            checked_instance(uid, "assigner"): AssignerTime.from_json(one) for uid, one in listed.items()
         }
         valve = valve_from(stored)
         if valve.channels.keys() != {uid for uid, one in assigners.items() if not one.has_ended}:

@@ -207,30 +207,17 @@ class BlockPacker:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack."""
-        held: list[pa.RecordBatch] = []
-        count, is_called = 0, False
-        seen = _TimesSeen()
+        run = self.begun()
         for batch in batches:
-            records, control = self._apart(batch)
-            if control is not None:
-                yield control
-            if records.num_rows and self.report is not None:
-                seen.note(records)
-            records = _with_places(records)
-            if records.num_rows:
-                held.append(without_marks(records))
-                count += records.num_rows
-            if count >= self.rows:
-                yield self._packed(held)
-                held, count, is_called = [], 0, True
-        if held:
-            yield self._packed(held)
-        if self.calls is not None and (is_called or held):
-            yield self.calls.rows()
-        if self.report is not None and seen.latest_ms:
-            yield seen.rows(self.report)
+            yield from run.take(batch)
+        yield from run.rest()
 
-    def _packed(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def begun(self) -> Packing:
+        """Return one run, for whoever gives it batches one by one."""
+        return Packing(self)
+
+    def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the blocks of rows."""
         rows = pa.concat_batches(held)
         blocks = packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
         if not self.copies:
@@ -239,7 +226,7 @@ class BlockPacker:
         copied = pa.concat_batches([blocks] * len(self.copies))
         return copied.set_column(0, _PACKED.field(0), pa.array(routes, pa.int32()))
 
-    def _apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    def apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """Return routes with records, and control rows, if rows of both kinds come in."""
         if C.KIND not in batch.schema.names:
             return batch, None
@@ -255,6 +242,42 @@ class BlockPacker:
         nothing = pa.array([b""] * control.num_rows, pa.binary())
         rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
         return records.filter(pa.array(is_record)), rows
+
+
+class Packing:
+    """A run of a packer over the batches of a task."""
+
+    def __init__(self, packer: BlockPacker) -> None:
+        self._packer = packer
+        self._held: list[pa.RecordBatch] = []
+        self._count, self._is_called = 0, False
+        self._seen = _TimesSeen()
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take rows, and yield what is packed because of them."""
+        packer = self._packer
+        records, control = packer.apart(batch)
+        if control is not None:
+            yield control
+        if records.num_rows and packer.report is not None:
+            self._seen.note(records)
+        records = _with_places(records)
+        if records.num_rows:
+            self._held.append(without_marks(records))
+            self._count += records.num_rows
+        if self._count >= packer.rows:
+            yield packer.blocks(self._held)
+            self._held, self._count, self._is_called = [], 0, True
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is still held, and what is said behind all rows."""
+        packer = self._packer
+        if self._held:
+            yield packer.blocks(self._held)
+        if packer.calls is not None and (self._is_called or self._held):
+            yield packer.calls.rows()
+        if packer.report is not None and self._seen.latest_ms:
+            yield self._seen.rows(packer.report)
 
 
 def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,17 +12,16 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.branches import worker_between
 from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, refuse_unfit_key
 from flinkish_spark.graph.keyed_input import KeyedInput, Sent, Transport, sent_by
 from flinkish_spark.graph.keyed_plan import operator_and_shape
-from flinkish_spark.graph.partitioning import check_steps_between
 from flinkish_spark.graph.stream_graph import (
     Base,
+    Inlet,
     KeyedNode,
-    Leg,
     SideNode,
-    TransformNode,
-    legs,
+    feeds,
     operator_of,
 )
 from flinkish_spark.operators.elements import TimeDomain
@@ -37,7 +36,7 @@ from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRow
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.opened_operators import runner_of
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order
-from flinkish_spark.testing.program_steps import Way, blaming, fields_of, frame_type, way_of
+from flinkish_spark.testing.program_steps import Copied, Way, blaming, fields_of, frame_type, way_of
 
 
 @dataclass(frozen=True)
@@ -98,11 +97,8 @@ class ProgramOperator:
         name: str = "",
     ) -> None:
         self.node, self._sides, self._parallelism, self._name = node, tuple(sides), parallelism, name
-        self._inputs = [
-            _input(node, number, leg, frames[id(leg.base)])
-            for number, entry in enumerate(node.entries)
-            for leg in legs(entry.parent)
-        ]
+        inlets = sorted((one for feed in feeds(node) for one in feed.inlets), key=lambda one: one.entry)
+        self._inputs = [_input(node, one, frames[id(one.base)]) for one in inlets]
         operator, self._shape = operator_and_shape(
             node,
             [one.given for one in self._inputs],
@@ -302,10 +298,9 @@ def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
 # -- what travels -----------------------------------------------------------------------------------------
 
 
-def _input(node: KeyedNode, number: int, leg: Leg, frame: T.StructType) -> _Input:
-    if operator_of(leg.base) is not None:
-        check_steps_between(node.uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
-    way, entry = way_of(leg, frame), node.entries[number]
+def _input(node: KeyedNode, inlet: Inlet, frame: T.StructType) -> _Input:
+    entry = node.entries[inlet.entry]
+    way = _way_between(node.uid, inlet, frame) if operator_of(inlet.base) else way_of(inlet.legs[0], frame)
     fields = fields_of(way.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
     worker = key_worker(functions[0], way.frame, node.uid, Origins()) if functions else None
@@ -313,9 +308,14 @@ def _input(node: KeyedNode, number: int, leg: Leg, frame: T.StructType) -> _Inpu
     # What is no name stands for a key that is computed.
     keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
     given = KeyedInput(
-        (), fields, frozenset(), Origins(), keys, entry=number, distribution=entry.distribution
+        (), fields, frozenset(), Origins(), keys, entry=inlet.entry, distribution=entry.distribution
     )
     return _Input(way, given, sent_by(node, given, transport), worker)
+
+
+def _way_between(uid: str, inlet: Inlet, frame: T.StructType) -> Way:
+    worker, columns = worker_between(uid, inlet, frame)
+    return Way(inlet.base, () if worker is None else (Copied(worker),), columns)
 
 
 def _transport(

@@ -122,12 +122,13 @@ def blaming(uid: str | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Copied:
+class Copied:
     """A stage of which each micro-batch has a copy of its own, as each task in a job has."""
 
     stage: Stage
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
         return copy.deepcopy(self.stage)(batches)
 
 
@@ -196,10 +197,10 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     function: Any = step.function
     if isinstance(function, RowTransform):
         worker, columns = function.in_worker(given)
-        return _Copied(worker), columns
+        return Copied(worker), columns
     if isinstance(function, LookupTransform):
         lookup = function.in_worker(given)
-        return _Copied(lookup), lookup.columns
+        return Copied(lookup), lookup.columns
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
         return None, given

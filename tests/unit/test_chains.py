@@ -20,6 +20,7 @@ from flinkish_spark.graph.stream_graph import (
     TransformNode,
     UnionNode,
     base_of,
+    feeds,
     legs,
 )
 from flinkish_spark.operators.elements import OutputTag
@@ -89,6 +90,23 @@ def test_what_follows_a_union_is_done_on_each_way() -> None:
 def test_inputs_of_a_job_are_those_of_all_chains() -> None:
     twice = keyed("twice", UnionNode((B, A, B)))
     assert inputs_of(graph(twice, transform(A), sources=(A, B))) == ("a", "b", "b#2")
+
+
+def test_ways_that_begin_with_one_operator_are_one_place_in_its_readers_chain() -> None:
+    first = keyed("first", A)
+    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
+    again = keyed("again", UnionNode((first, B, transform(first))), UnionNode((A, transform(side))))
+    assert chains(again) == [Chain(("a", "b", "a#2"), ("first", "again"), ("again",))]
+    (of_first, of_b, of_a) = feeds(again)
+    assert [(one.entry, len(one.legs)) for one in of_first.inlets] == [(0, 2), (1, 1)]
+    assert [one.base for one in of_first.inlets] == [first, side]
+    assert [feed.base for feed in (of_b, of_a)] == [B, A] and of_a.inlets[0].entry == 1
+
+
+def test_a_source_on_two_ways_is_two_scans() -> None:
+    twice = keyed("twice", A, transform(A))
+    assert chains(twice) == [Chain(("a", "a#2"), ("twice",), ("twice",))]
+    assert [len(feed.inlets) for feed in feeds(twice)] == [1, 1]
 
 
 def test_an_operator_does_not_run_twice_in_a_chain() -> None:

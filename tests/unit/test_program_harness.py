@@ -562,10 +562,11 @@ def test_timestamp_functions_and_hints() -> None:
 def test_ways_that_a_job_could_not_take_are_refused() -> None:
     def twice(orders):
         sums = orders.key_by("user").sum("amount", uid="sums")
-        return sums.key_by("user").join(sums.key_by("user")).interval(lower_ms=0, upper_ms=1, uid="pairs")
+        more = sums.key_by("user").sum("amount", uid="more")
+        return sums.key_by("user").join(more.key_by("user")).interval(lower_ms=0, upper_ms=1, uid="pairs")
 
     def between(orders):
-        sums = orders.key_by("user").sum("amount", uid="sums").map(lambda row: row, output=ORDERS)
+        sums = orders.key_by("user").sum("amount", uid="sums").transform(lambda frame: frame)
         return sums.key_by("user").sum("amount", uid="again")
 
     for program, says in ((twice, "reads 'sums' on two ways"), (between, r"follows a transform\(\) behind")):

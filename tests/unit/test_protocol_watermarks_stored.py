@@ -25,7 +25,7 @@ from flinkish_spark.protocol.time_facts import (
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelStatus
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step, to_hold_back
 
-UIDS = ["a", "b", "c"]
+UIDS = ["a", "b", "a#2.y"]
 ANY_TIME = st.integers(-100, 100) | st.sampled_from([MIN_WATERMARK_MS, MAX_WATERMARK_MS])
 GENERATIONS = st.one_of(
     st.integers(0, 30).map(BoundedOutOfOrderness),
@@ -404,3 +404,12 @@ def test_facts_of_another_shape_are_refused(value) -> None:
 def test_rules_and_facts_check_themselves(make) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+def test_scans_in_chains_have_names_that_are_no_uids():
+    long = "n" * 128
+    for name in ("orders", "orders#2", "orders.totals", "orders#12.totals", f"{long}#2.{long}", "a..b"):
+        assert AssignerInput(name).assigner == name and ChannelReport(name, 0, 1).assigner == name
+    for name in ("", "#2", "orders#", "orders#two", "or ders", "orders/2", f"{long}n#2", None, 7):
+        with pytest.raises(ValueError, match="is no uid"):
+            AssignerInput(name)

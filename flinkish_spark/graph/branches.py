@@ -1,0 +1,210 @@
+"""What lies between two keyed operators: functions of single records, on one way or several that meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.declared import check_same_fields
+from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker
+from flinkish_spark.graph.lookup_transforms import LookupTransform
+from flinkish_spark.graph.partitioning import is_partitioning
+from flinkish_spark.graph.planned import TaggedStream
+from flinkish_spark.graph.python_transforms import RowTransform
+from flinkish_spark.graph.stream_graph import Feed, Inlet, KeyedNode, Leg, TransformNode
+from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
+from flinkish_spark.runtime.column_functions import AppendColumns
+from flinkish_spark.runtime.kept_times import Worker
+from flinkish_spark.runtime.keyed_operator import Origins
+
+RecordFunction = RowTransform | LookupTransform
+_ORIGIN = T.StructField(ORIGIN, T.LongType())
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """The rows of one input among those of others, in a frame of all of them.
+
+    Parameters
+    ----------
+    frame
+        The same object for all of them. Its columns have names of ours.
+    is_own
+        Whether a row is for this input; a control row is for none.
+    columns
+        Each with the name by which expressions of the user's, and what travels, know it.
+    """
+
+    frame: DataFrame
+    is_own: Column
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def named(self) -> list[Column]:
+        """Its columns under these names."""
+        return [F.col(own).alias(known) for own, known in self.columns]
+
+
+def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
+    """Return what an operator's records go through behind another one.
+
+    What only moves records is left out: the operator distributes them anew.
+
+    Raises
+    ------
+    GraphError
+        Something is a function of a DataFrame.
+    """
+    found = [function for function in functions if not is_partitioning(function)]
+    known = tuple(function for function in found if isinstance(function, RecordFunction))
+    if len(known) < len(found):
+        raise GraphError(
+            f"operator '{uid}' follows a transform() behind another keyed operator",
+            why="a transform behind a keyed operator runs on the evaluated micro-batch",
+            what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
+            "move it into the function of the operator before it",
+            uid=uid,
+        )
+    return known
+
+
+def is_read_plainly(uid: str, feed: Feed) -> bool:
+    """Whether an operator reads another one on one way, with nothing on it.
+
+    Raises
+    ------
+    GraphError
+        As of :func:`functions_between`.
+    """
+    found = [_functions(uid, leg) for inlet in feed.inlets for leg in inlet.legs]
+    return len(found) == 1 and not found[0]
+
+
+def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
+    """Return what makes an input's records of those of an operator in front, and the columns that come out.
+
+    Parameters
+    ----------
+    given
+        Control columns and fields that come in.
+
+    Returns
+    -------
+    tuple
+        A worker that makes one batch of each; None where records stay as they are.
+
+    Raises
+    ------
+    GraphError, SchemaError
+        As of :func:`functions_between`; or the ways bring different fields.
+    """
+    if len(inlet.legs) == 1:
+        (leg,) = inlet.legs
+        workers, made = _in_turn(_functions(uid, leg), given)
+        return (InTurn(workers), made) if workers else (None, made)
+    numbered = T.StructType([*given, _ORIGIN])
+    ways = [_in_turn(_functions(uid, leg), numbered) for leg in inlet.legs]
+    first = fields_of(ways[0][1])
+    for _, made in ways[1:]:
+        check_same_fields(first, fields_of(made), f"operator '{uid}'")
+    control = [field for field in given if field.name.startswith(C.PREFIX)]
+    columns = T.StructType([*control, *first])
+    return SideBySide(tuple(InTurn(workers) for workers, _ in ways), columns), columns
+
+
+def fields_of(columns: T.StructType) -> T.StructType:
+    """Return the fields of records among columns."""
+    return T.StructType([field for field in columns if not field.name.startswith(C.PREFIX)])
+
+
+def shared_inputs(
+    node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream]
+) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
+    """Return, for each input that an operator has of another one, its rows, its fields and its keys.
+
+    Parameters
+    ----------
+    streams
+        The output of the other operator that each input begins with.
+    """
+    control = T.StructType([f for f in streams[0].frame.schema if f.name in (*C.CONTROL, C.TIME)])
+    beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
+    dealt, keys = [], []
+    for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
+        given = T.StructType([*beside, *stream.schema])
+        worker, made = worker_between(node.uid, inlet, given)
+        own, key = _keys(node, inlet, made)
+        workers = tuple(one for one in (worker, key) if one is not None)
+        parts = [] if key is None else [field for field in key.columns if field.name in key.names]
+        taken = T.StructType([*fields_of(made), *parts])
+        names = tuple(f"{C.PREFIX}way{number}_{at}" for at in range(len(taken)))
+        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
+        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
+        keys.append(own)
+    frame, is_own = _dealt(streams[0], dealt, control)
+    return [
+        (
+            SharedRows(frame, own, tuple(zip(one.names, one.made.names, strict=True))),
+            fields_of(one.made),
+            key,
+        )
+        for one, own, key in zip(dealt, is_own, keys, strict=True)
+    ]
+
+
+def _dealt(
+    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType
+) -> tuple[DataFrame, list[Column]]:
+    """Return the rows of all inputs in one frame, and of each whether a row is its own."""
+    if any(isinstance(one.worker, InTurn) and one.worker.workers for one in inputs):
+        deal = DealRows(tuple(inputs), control)
+        frame = stream.frame.mapInArrow(deal, deal.columns)
+        return frame, [F.col(INPUT) == number for number in range(len(inputs))]
+    own = [
+        F.col(C.quoted(column)).alias(name)
+        for one in inputs
+        for column, name in zip(one.columns, one.names, strict=True)
+    ]
+    sides = [C.SIDE] if stream.outputs else []
+    frame = stream.frame.select(*control.names, *sides, *own)
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return frame, [is_record & (F.col(C.SIDE) == one.side) if sides else is_record for one in inputs]
+
+
+def _keys(
+    node: KeyedNode, inlet: Inlet, made: T.StructType
+) -> tuple[tuple[str | Column, ...], AppendColumns | None]:
+    """Return what an input is keyed by, and what makes that of its records in Python."""
+    keys: Sequence[Key] = node.entries[inlet.entry].keys
+    functions = [key for key in keys if isinstance(key, KeyFunction)]
+    if not functions:
+        return tuple(key for key in keys if not isinstance(key, KeyFunction)), None
+    worker = key_worker(functions[0], made, node.uid, Origins())
+    return tuple(F.col(name) for name in worker.names), worker
+
+
+def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
+    return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
+
+
+def _in_turn(
+    functions: Sequence[RecordFunction], given: T.StructType
+) -> tuple[tuple[Worker, ...], T.StructType]:
+    workers: list[Worker] = []
+    for function in functions:
+        if isinstance(function, RowTransform):
+            # It runs in the tasks of the operator in front.
+            here = replace(function.settings, parallelism=None)
+            worker, given = replace(function, settings=here).in_worker(given)
+            workers.append(worker)
+        else:
+            lookup = function.in_worker(given)
+            workers.append(lookup)
+            given = lookup.columns
+    return tuple(workers), given
