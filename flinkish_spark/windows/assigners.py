@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from flinkish_spark.operators.elements import TimeDomain
@@ -269,6 +270,27 @@ class GlobalWindows(WindowAssigner):
     def default_trigger(self) -> Trigger:
         """Return one that never fires."""
         return NeverTrigger()
+
+
+def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Sequence[TimeWindow]]:
+    """Return what assigns windows: the assigner's method; what one of the user's returns is checked."""
+    if type(assigner).__module__ == __name__:
+        return assigner.assign_windows
+
+    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Sequence[TimeWindow]:
+        windows: Any = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
+        if not isinstance(windows, list | tuple) or not all(map(_is_window, windows)):
+            raise TypeError(
+                f"assign_windows() of {type(assigner).__name__} has returned {windows!r}; it must return a "
+                "list of TimeWindow(start_ms, end_ms), both whole numbers; an empty one drops the element"
+            )
+        return windows
+
+    return checked
+
+
+def _is_window(window: object) -> bool:
+    return isinstance(window, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in window)
 
 
 def _remember(

@@ -9,7 +9,7 @@ from typing import Any
 from flinkish_spark.arguments import instance_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.checks import lateness_ms
@@ -63,6 +63,10 @@ class WindowSpec:
         lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
+        clock = getattr(self.assigner, "clock", None)
+        instance_of(
+            "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
+        )
         for name, value, kind in (
             ("trigger", self.trigger, Trigger),
             ("evictor", self.evictor, Evictor),
