@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError
@@ -121,9 +120,8 @@ class ByPartitioner(LocatedTransform):
         function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = frame.mapInArrow(worker, worker.columns).selectExpr(*_WITH_PLACE)
-        # What is no record has no target, and may go anywhere.
-        target = F.coalesce(F.col(TARGET), F.lit(0))
-        return _in_order(placed.repartitionById(tasks, target)).drop(TARGET)
+        # What is no record has no target: Spark sends a null to the first task.
+        return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class ReducingState(Generic[V]):
 
     def __init__(self, scope: KeyScope, table: StateTable, reduce: Reducer | Callable[[V, V], V]) -> None:
         self._scope, self._table = scope, table
-        self._reduce: Callable[[V, V], V] = getattr(reduce, "reduce", reduce)
+        given: Any = reduce
+        self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
 
     def add(self, value: V) -> None:
         """Reduce the current key's value and this one to one."""
