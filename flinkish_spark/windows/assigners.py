@@ -8,8 +8,8 @@ from numbers import Integral
 from typing import Any
 
 from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.windows.checks import function_of_one, positive_ms
 from flinkish_spark.windows.checks import offset_ms as checked_offset_ms
-from flinkish_spark.windows.checks import positive_ms
 from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
 from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 
@@ -166,7 +166,7 @@ class _Session(_Timed, MergingWindowAssigner):
 
 class _DynamicSession(_Timed, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
-        self._gap_ms_of = gap_ms_of
+        self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int

@@ -6,12 +6,14 @@ import re
 
 import pytest
 
-from flinkish_spark.errors import ConfigError
-from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import (
     CountTrigger,
+    DeltaEvictor,
+    DynamicEventTimeSessionWindows,
     EventTimeTrigger,
     Evictor,
     GlobalWindows,
@@ -20,6 +22,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     WindowAssigner,
     WindowSpec,
+    WithWindow,
 )
 
 INPUT = "user STRING, amount LONG"
@@ -150,3 +153,67 @@ def test_a_trigger_may_reduce_by_a_plain_function() -> None:
     for amount in (3, 4, 3, 5):
         run.push(("ann", amount))
     assert shown(run) == [("3 4 3",)]
+
+
+# -- what is refused when it is said ------------------------------------------------------------------------
+MINUTES = TumblingEventTimeWindows(60_000)
+
+
+@pytest.mark.parametrize(
+    ("say", "what"),
+    [
+        (lambda windows: windows.process(Amounts, uid="x"), "process is .* an instance of a subclass"),
+        (lambda windows: windows.process(None, uid="x"), "process is None"),
+        (lambda windows: windows.reduce("sum", uid="x"), "reduce is 'sum'"),
+        (lambda windows: windows.reduce(lambda one: one, uid="x"), "reduce is .* of two elements"),
+        (lambda windows: windows.reduce(max, WithWindow, uid="x"), "then is .* an instance of a subclass"),
+        (lambda windows: windows.aggregate(None, accumulator="LONG", uid="x"), "aggregate is None"),
+        (lambda windows: windows.aggregate(max, accumulator="LONG", uid="x"), "aggregate is <built-in"),
+        (lambda windows: DynamicEventTimeSessionWindows(5), "gap_ms_of is 5 .* a function of an element"),
+        (lambda windows: DynamicEventTimeSessionWindows(lambda a, b: 5), "gap_ms_of is"),
+        (lambda windows: DeltaEvictor(lambda a, b: 1, 5), "delta is 5"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused_when_they_are_said(say, what) -> None:
+    def program(orders):
+        return say(orders.key_by("user").window(MINUTES))
+
+    with pytest.raises(ConfigError, match=what):
+        ProgramHarness(program, INPUT)
+
+
+@pytest.mark.parametrize("ddl", ["amount LONG", "user STRING, amount LONG, more LONG"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda late: (
+            lambda orders, others: (
+                orders.key_by("user")
+                .window(MINUTES)
+                .side_output_late_data(late)
+                .reduce(lambda one, other: one, uid="x")
+            )
+        ),
+        lambda late: (
+            lambda orders, others: (
+                orders.key_by("user")
+                .join(others.key_by("user"))
+                .interval(lower_ms=0, upper_ms=9, uid="x", right_late=late)
+            )
+        ),
+        lambda late: (
+            lambda orders, others: (
+                orders.key_by("user").join(others.key_by("user")).window(MINUTES, uid="x", left_late=late)
+            )
+        ),
+        lambda late: (
+            lambda orders, others: (
+                orders.key_by("user").join(others.key_by("user")).temporal(uid="x", late_output=late)
+            )
+        ),
+    ],
+    ids=["windows", "interval", "window-join", "temporal"],
+)
+def test_late_elements_that_their_tag_cannot_take_are_refused_before_one_comes(program, ddl) -> None:
+    with pytest.raises(SchemaError, match=r"late elements of 'x' are \(user string, amount bigint\)"):
+        ProgramHarness(program(OutputTag("late", ddl)), INPUT, INPUT)
