@@ -120,7 +120,7 @@ class ReduceWindow:
 
     def __post_init__(self) -> None:
         if not hasattr(self.reduce, "reduce") or isinstance(self.reduce, type):
-            function_of_two("reduce", self.reduce)  # type: ignore[arg-type]
+            function_of_two("reduce", self.reduce)
         if self.then is not None:
             _check_process("then", self.then)
 
