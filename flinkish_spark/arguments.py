@@ -76,6 +76,26 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
     return value
 
 
+def can_take(function: object, count: int) -> bool:
+    """Return whether a function can be called with so many arguments; also where nobody can tell.
+
+    Examples
+    --------
+    >>> can_take(lambda record: record, 1), can_take(lambda record: record, 2)
+    (True, False)
+    """
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        # Functions in C may not say what they take.
+        return True
+    return True
+
+
 def refuse_if_never_run(function: object, what: str) -> None:
     """Refuse a function of which a call runs nothing: one that is async, or a generator.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.arguments import refuse_if_never_run, refused_as_config_errors, unusable
+from flinkish_spark.arguments import can_take, refuse_if_never_run, refused_as_config_errors, unusable
 from flinkish_spark.errors import ConfigError, UserFunctionError
 from flinkish_spark.protocol.limits import UnusableValueError
 from flinkish_spark.protocol.time_facts import (
@@ -182,7 +182,7 @@ class WatermarkStrategy:
         """
         is_name = isinstance(timestamps, str) and timestamps != ""
         if not is_name and not _is_column(timestamps):
-            if not callable(timestamps) or isinstance(timestamps, type):
+            if isinstance(timestamps, type) or not can_take(timestamps, 2):
                 raise unusable(
                     "timestamps",
                     timestamps,

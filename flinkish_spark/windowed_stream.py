@@ -23,6 +23,7 @@ from flinkish_spark.windows.spec import (
     ReduceWindow,
     WindowComputation,
     WindowSpec,
+    check_aggregate,
 )
 from flinkish_spark.windows.triggers import Trigger
 
@@ -99,9 +100,10 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        computation = ReduceWindow(reduce, then)
         if then is not None and output is None:
             output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
-        return self._apply(ReduceWindow(reduce, then), uid, output, max_parallelism)
+        return self._apply(computation, uid, output, max_parallelism)
 
     def aggregate(
         self,
@@ -128,6 +130,7 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        check_aggregate(aggregate)
         if output is None:
             output = aggregate_output(aggregate, then, f"'{uid}'")
         computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
@@ -152,9 +155,10 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        computation = ProcessWindow(process)
         if output is None:
             output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
-        return self._apply(ProcessWindow(process), uid, output, max_parallelism)
+        return self._apply(computation, uid, output, max_parallelism)
 
     def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
         """Fold fields of a window's elements over columns, many times as fast as element by element.

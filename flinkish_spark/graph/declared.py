@@ -105,15 +105,29 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
     """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
-    both = (schema, output_schema(tag.output, uid))
-    kinds = [[field.dataType.simpleString() for field in one] for one in both]
+    declared = output_schema(tag.output, uid)
+    kinds = [[field.dataType.simpleString() for field in one] for one in (schema, declared)]
     if kinds[0] != kinds[1]:
-        shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in both]
-        raise SchemaError(
-            f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
-            what_to_do="give the tag the fields of the stream",
-            uid=uid,
-        )
+        raise _unfit_for_late(tag, schema, declared, uid)
+
+
+def check_late_row(tag: OutputTag, schema: T.StructType, uid: str) -> None:
+    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others.
+
+    Said when a job is planned: the first late element may come after weeks.
+    """
+    declared = output_schema(tag.output, uid)
+    if len(declared) != len(schema):
+        raise _unfit_for_late(tag, schema, declared, uid)
+
+
+def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType, uid: str) -> SchemaError:
+    shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (schema, declared)]
+    return SchemaError(
+        f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
+        what_to_do="give the tag the fields of the stream",
+        uid=uid,
+    )
 
 
 def declare_operator(

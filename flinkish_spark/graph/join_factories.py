@@ -11,7 +11,7 @@ from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.joins.interval import IntervalJoin
 from flinkish_spark.joins.temporal import TemporalJoin
 from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
-from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.interval_join import IntervalJoinOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.temporal_join import TemporalJoinOperator
@@ -53,6 +53,12 @@ class Joining:
         if isinstance(join, TemporalJoin):
             return TemporalJoinOperator(join)
         return WindowCoGroupOperator(join)
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tags late elements of both sides go out, and their fields."""
+        join = self.join
+        tags = (join.late_output,) if isinstance(join, TemporalJoin) else (join.left_late, join.right_late)
+        return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
 
     def output(self, *schemas: T.StructType) -> T.StructType:
         """Return the fields of a join without a function: the left ones, then the right ones.

@@ -13,7 +13,7 @@ from flinkish_spark.bridge.plan_layout import named_operator
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction, KeyedProcessFunction
 from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
-from flinkish_spark.graph.declared import check_field_names, check_same_fields
+from flinkish_spark.graph.declared import check_field_names, check_late_row, check_same_fields
 from flinkish_spark.graph.join_factories import Joining
 from flinkish_spark.graph.keyed_input import Folded, KeyedInput, Sent, columns_sent, without_event_times
 from flinkish_spark.graph.keyed_routes import KeyedRoutes
@@ -276,4 +276,7 @@ def _operator(
         return function
     if function.needs_event_time and not has_times:
         raise without_event_times(node.uid)
+    if isinstance(function, Windows | Joining):
+        for tag, schema in function.late_outputs(*schemas):
+            check_late_row(tag, schema, node.uid)
     return function.create(*schemas)

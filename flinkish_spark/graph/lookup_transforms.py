@@ -16,6 +16,7 @@ from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.runtime.hinted_types import OutputType
+from flinkish_spark.runtime.kept_times import KeepsTimes
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.lookup_rows import LookupRows
 
@@ -33,21 +34,31 @@ class LookupTransform(LocatedTransform):
         What the program says; the type of the records is known when a frame comes.
     output
         Fields of what its function makes; None for those of both sides.
+    wraps
+        As of :class:`~flinkish_spark.graph.python_transforms.RowTransform`.
     """
 
     join: LookupJoin
     output: T.StructType | None
     name: str
     origins: Origins
+    wraps: type[KeepsTimes] | None = None
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
         return replace(self, origins=origins)
 
+    def keeping_times(self) -> LookupTransform:
+        """Return the same for records whose times are reported behind it."""
+        return replace(self, wraps=KeepsTimes)
+
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
         worker = self.in_worker(frame.schema)
-        return frame.mapInArrow(worker, worker.columns)
+        if self.wraps is None:
+            return frame.mapInArrow(worker, worker.columns)
+        wrapped = self.wraps(worker, worker.columns)
+        return frame.mapInArrow(wrapped, wrapped.columns)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.column_windows import ColumnWindows
-from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.elementwise_folds import KeysAndWindow, chosen_element, folded_field
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
@@ -72,6 +72,11 @@ class Windows:
     def output(self, *schemas: T.StructType) -> T.StructType:
         """Return the fields of what is emitted."""
         return with_retraction_field(self.spec, self._result(schemas[0]))
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tag late elements go out, and their fields."""
+        tag = self.spec.late_output
+        return [] if tag is None else [(tag, schemas[0])]
 
     def _result(self, elements: T.StructType) -> T.StructType:
         return elements if self.result is None else self.result

@@ -9,6 +9,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.lookup_transforms import LookupTransform
+from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.sink_rows import Transform
 from flinkish_spark.graph.times import time_column
@@ -74,9 +76,12 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     GraphError
         The function returned no DataFrame, or dropped the records' times.
     """
-    if stream.is_timed and isinstance(function, RowTransform):
+    if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
         kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
         return replace(kept, has_kept_times=True)
+    if is_partitioning(function):
+        # What moves rows moves those that are times only, too.
+        return replace(stream, records=function(stream.records), marked=None)
     stream = stream.records_only()
     records = function(stream.records)
     if not isinstance(records, DataFrame):

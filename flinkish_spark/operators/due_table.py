@@ -144,12 +144,15 @@ class DueTable:
     def next_due_ms(self) -> int | None:
         """Return when the first entry is due; None if there is none."""
         base, delta = self._table.base, self._table.delta
-        first_ms = int(_due(delta).min(initial=MAX_WATERMARK_MS))
+        column = delta.column(DUE)
+        # Windows of elements at the end of time are due then: that time is no sign of none.
+        found: Array = (column.drop_null() if column.null_count else column).to_numpy()
         if base is not None:
+            first_ms = int(found.min(initial=MAX_WATERMARK_MS))
             due = _due(base)
-            places = self._counting(np.flatnonzero(due < first_ms))
-            first_ms = int(due[places].min(initial=first_ms))
-        return None if first_ms == MAX_WATERMARK_MS else first_ms
+            earlier = due < first_ms if len(found) else pc.is_valid(base.column(DUE)).to_numpy(False)
+            found = np.concatenate([found, due[self._counting(np.flatnonzero(earlier))]])
+        return int(found.min()) if len(found) else None
 
     def write(self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array) -> None:
         """Put what became of the rows of :meth:`select`.

@@ -21,6 +21,9 @@ class TimeDomain(enum.Enum):
     EVENT_TIME = "EVENT_TIME"
     PROCESSING_TIME = "PROCESSING_TIME"
 
+    #: Enum's own is a function in Python, and every call about a timer looks its queue up by its clock.
+    __hash__ = object.__hash__
+
 
 class Timer(NamedTuple):
     """A call that a key asked for; unique by all three.

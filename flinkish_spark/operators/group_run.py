@@ -39,20 +39,30 @@ class Progress:
         When it began.
     drained_to_ms
         What the watermark becomes behind the elements, if that is more.
+    processing_timers_to_ms
+        Up to when processing-time timers fire; None: up to `processing_time_ms`, as in Flink's harnesses.
+        In a job, as in Flink's, those of the very millisecond wait: elements of it are still to come.
     """
 
     watermark_before_ms: int
     watermark_ms: int
     processing_time_ms: int
     drained_to_ms: int = MIN_WATERMARK_MS
+    processing_timers_to_ms: int | None = None
 
     @property
     def limits_ms(self) -> dict[TimeDomain, int]:
         """Up to when timers are due, by their clock."""
         return {
             TimeDomain.EVENT_TIME: max(self.watermark_ms, self.drained_to_ms),
-            TimeDomain.PROCESSING_TIME: self.processing_time_ms,
+            TimeDomain.PROCESSING_TIME: self.processing_limit_ms,
         }
+
+    @property
+    def processing_limit_ms(self) -> int:
+        """Up to when processing-time timers are due."""
+        limit_ms = self.processing_timers_to_ms
+        return self.processing_time_ms if limit_ms is None else limit_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +193,7 @@ class GroupRun:
         self._emitted = emitted = Emitted()
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
         self.timers.watermark_ms = progress.watermark_before_ms
-        self._fire(TimeDomain.PROCESSING_TIME, progress.processing_time_ms)
+        self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
         self._process(before, is_before=True)
         # This order matters: the watermark stands before the timers fire that it makes due.
         self.timers.watermark_ms = progress.watermark_ms

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.elements import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    OutputTag,
+    TimeDomain,
+    Timer,
+)
 from flinkish_spark.operators.subtask import SubtaskFacts
 from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.state import (
@@ -26,6 +33,10 @@ from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
 from flinkish_spark.state.values import ExpiringValueState
+
+#: Looked up for each call about a timer.
+_EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
+_new = tuple.__new__
 
 
 class StateRedeclared(ValueError):
@@ -181,22 +192,26 @@ class Timers:
 
     def register_event_time_timer(self, time_ms: int) -> None:
         """Register a timer of the current key and namespace."""
-        self.queues[TimeDomain.EVENT_TIME].register(self._timer(time_ms))
+        self.queues[_EVENT_TIME].register(self._timer(time_ms))
 
     def register_processing_time_timer(self, time_ms: int) -> None:
         """Register a timer of the current key and namespace."""
-        self.queues[TimeDomain.PROCESSING_TIME].register(self._timer(time_ms))
+        self.queues[_PROCESSING_TIME].register(self._timer(time_ms))
 
     def delete_event_time_timer(self, time_ms: int) -> None:
         """Delete a timer of the current key and namespace."""
-        self.queues[TimeDomain.EVENT_TIME].delete(self._timer(time_ms))
+        self.queues[_EVENT_TIME].delete(self._timer(time_ms))
 
     def delete_processing_time_timer(self, time_ms: int) -> None:
         """Delete a timer of the current key and namespace."""
-        self.queues[TimeDomain.PROCESSING_TIME].delete(self._timer(time_ms))
+        self.queues[_PROCESSING_TIME].delete(self._timer(time_ms))
 
     def _timer(self, time_ms: int) -> Timer:
-        return Timer(time_ms, self._scope.key, self._scope.namespace)
+        if type(time_ms) is not int or not MIN_WATERMARK_MS <= time_ms <= MAX_WATERMARK_MS:
+            time_ms = _whole_ms(time_ms)
+        scope = self._scope
+        # What `Timer(...)` does, in half of the time: most calls of timers come here.
+        return _new(Timer, (time_ms, scope.key, scope.namespace))
 
 
 class FunctionContext:
@@ -242,3 +257,17 @@ class FunctionContext:
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
         self.emit_to(tag, value, self.timestamp_ms)
+
+
+def _whole_ms(time_ms: Any) -> int:
+    """Return a timer's time as an int, which other kinds of whole numbers can be; raise ValueError else."""
+    try:
+        found = operator.index(time_ms)
+    except TypeError:
+        found = None
+    if found is None or isinstance(time_ms, bool) or not MIN_WATERMARK_MS <= found <= MAX_WATERMARK_MS:
+        raise ValueError(
+            f"a timer's time is {time_ms!r} ({type(time_ms).__name__}); it must be a whole number of "
+            "milliseconds since 1970, which 64 bits can hold"
+        )
+    return found

@@ -241,7 +241,7 @@ class _GroupWindows:
     def run(self, before: Rows | None, behind: Rows | None, progress: Progress) -> Outcome:
         outcome, is_by_event_time = self._outcome, self._rules.is_by_event_time
         if not is_by_event_time:
-            outcome.before += self._fire(progress.processing_time_ms)
+            outcome.before += self._fire(progress.processing_limit_ms)
         if self._before is not None and before is not None:
             fired, outcome.late_before = self._add(*self._before, before, progress.watermark_before_ms)
             outcome.before += fired
@@ -250,6 +250,8 @@ class _GroupWindows:
         if self._behind is not None and behind is not None:
             fired, outcome.late_behind = self._add(*self._behind, behind, progress.watermark_ms)
             outcome.behind += fired
+        if is_by_event_time and progress.drained_to_ms > progress.watermark_ms:
+            outcome.behind += self._fire(progress.drained_to_ms)
         self._write()
         return outcome
 

@@ -163,14 +163,16 @@ class _Evicted(WindowContents):
         self._state.add((*value, timestamp_ms) if self._has_fields else (value, timestamp_ms))
 
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
-        before = self._elements()
-        if not before:
+        elements = self._elements()
+        if not elements:
             return
-        kept = self._evictor.evict_before(before, window, ctx)
+        # An evictor may remove elements of the list that it is given.
+        count = len(elements)
+        kept = self._left(self._evictor.evict_before(elements, window, ctx))
+        fire(self._at_once([element.value for element in kept]) if kept else ())
         if kept:
-            fire(self._at_once([element.value for element in kept]))
-            kept = self._evictor.evict_after(kept, window, ctx)
-        if len(kept) < len(before):
+            kept = self._left(self._evictor.evict_after(kept, window, ctx))
+        if len(kept) < count:
             self._state.clear()
             for element in kept:
                 self.add(element.value, element.timestamp_ms)
@@ -180,6 +182,15 @@ class _Evicted(WindowContents):
 
     def merge(self, slot: Any, into: Any) -> None:
         self._state.merge(slot, into)
+
+    def _left(self, kept: Any) -> Sequence[TimestampedValue]:
+        """Return what an evictor has left; raise TypeError if it did not say."""
+        if not isinstance(kept, Sequence):
+            raise TypeError(
+                f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
+                "evict_after must return the elements that stay, in a list"
+            )
+        return kept
 
     def _elements(self) -> list[TimestampedValue]:
         entries = self._state.get()

@@ -26,7 +26,7 @@ from flinkish_spark.operators.window_contexts import (
 from flinkish_spark.operators.window_results import PlainResults, RetractedResults, WindowResults
 from flinkish_spark.state import StateDescriptor
 from flinkish_spark.state.tables import KeyScope
-from flinkish_spark.windows.assigners import MergingWindowAssigner
+from flinkish_spark.windows.assigners import MergingWindowAssigner, assigning
 from flinkish_spark.windows.spec import ProcessWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, TriggerResult, check_result
@@ -105,6 +105,7 @@ class WindowOperator(KeyedStreamOperator):
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare the states of windows, trigger and function."""
         self._scope, self._context, self._timers = states.scope, context, timers
+        self._assign = assigning(self._assigner)
         #: The current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
@@ -127,7 +128,7 @@ class WindowOperator(KeyedStreamOperator):
     def process_element(self, value: Any, context: FunctionContext) -> None:
         """Add an element to its windows, and fire those whose triggers say so."""
         time_ms = context.timestamp_ms
-        windows = self._assigner.assign_windows(value, time_ms, self._timers.processing_time_ms)
+        windows = self._assign(value, time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
             if self._spec.late_output is None:
                 context.count(LATE_RECORDS_DROPPED)
@@ -226,9 +227,9 @@ class WindowOperator(KeyedStreamOperator):
         self._scope.enter(key, window)
 
     def _emit(self, elements: Sequence[Any]) -> None:
-        """Emit what the function makes of a window's elements."""
+        """Emit what the function makes of a window's elements; of none, that its results do not stand."""
         rows: Iterable[Any] | None = elements
-        if self._function is not None:
+        if elements and self._function is not None:
             self._enter_key()
             rows = self._function.process(self._scope.key, self._firing, elements)
         if rows is not None:

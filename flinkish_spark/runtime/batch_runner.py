@@ -51,7 +51,7 @@ class BatchRunner:
         before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
         timers = self._timers([one for one in (before, behind) if one is not None], group, progress)
         call = _Calls(self._function, self._shape, group, progress, timers)
-        yield from call.fire(TimeDomain.PROCESSING_TIME, progress.processing_time_ms)
+        yield from call.fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
         yield from self._rows(call, before)
         # This order matters: the watermark stands before the timers fire that it makes due.
         call.watermark_ms = progress.watermark_ms

@@ -64,7 +64,9 @@ class MicroBatch:
         """Return where time stands for an operator."""
         watermark_ms = self.watermarks.at(uid)
         before_ms = min(self.before.at(uid), watermark_ms)
-        return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms)
+        # A window that ends with this millisecond takes the elements of this micro-batch before it fires.
+        timers_to_ms = self.processing_time_ms - 1
+        return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms, timers_to_ms)
 
 
 def micro_batch_of_task() -> MicroBatch:

@@ -9,6 +9,7 @@ name and types are part of the stored format, which knows DDL only and nothing o
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -145,18 +146,18 @@ class ReducingStateDescriptor:
     Parameters
     ----------
     reduce
-        From two values to one; must be associative.
+        From two values to one: an object with `reduce`, or a callable. Must be associative.
     """
 
     name: str
-    reduce: Reducer
+    reduce: Reducer | Callable[[Any, Any], Any]
     value_type: str
     ttl: StateTtl | None = None
 
     def __init__(
         self,
         name: str,
-        reduce: Reducer,
+        reduce: Reducer | Callable[[Any, Any], Any],
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:

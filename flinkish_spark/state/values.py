@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flinkish_spark.runtime.taken_values import taken
@@ -80,8 +81,10 @@ class ReducingState(Generic[V]):
 
     __slots__ = ("_reduce", "_scope", "_table")
 
-    def __init__(self, scope: KeyScope, table: StateTable, reduce: Reducer) -> None:
-        self._scope, self._table, self._reduce = scope, table, reduce.reduce
+    def __init__(self, scope: KeyScope, table: StateTable, reduce: Reducer | Callable[[V, V], V]) -> None:
+        self._scope, self._table = scope, table
+        given: Any = reduce
+        self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
 
     def add(self, value: V) -> None:
         """Reduce the current key's value and this one to one."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from flinkish_spark.operators.elements import TimeDomain
+from flinkish_spark.windows.checks import function_of_one, positive_ms
 from flinkish_spark.windows.checks import offset_ms as checked_offset_ms
-from flinkish_spark.windows.checks import positive_ms
 from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
 from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 
@@ -165,7 +166,7 @@ class _Session(_Timed, MergingWindowAssigner):
 
 class _DynamicSession(_Timed, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
-        self._gap_ms_of = gap_ms_of
+        self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
 
     def assign_windows(
         self, value: Any, timestamp_ms: int | None, processing_time_ms: int
@@ -269,6 +270,27 @@ class GlobalWindows(WindowAssigner):
     def default_trigger(self) -> Trigger:
         """Return one that never fires."""
         return NeverTrigger()
+
+
+def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Sequence[TimeWindow]]:
+    """Return what assigns windows: the assigner's method; what one of the user's returns is checked."""
+    if type(assigner).__module__ == __name__:
+        return assigner.assign_windows
+
+    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Sequence[TimeWindow]:
+        windows: Any = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
+        if not isinstance(windows, list | tuple) or not all(map(_is_window, windows)):
+            raise TypeError(
+                f"assign_windows() of {type(assigner).__name__} has returned {windows!r}; it must return a "
+                "list of TimeWindow(start_ms, end_ms), both whole numbers; an empty one drops the element"
+            )
+        return windows
+
+    return checked
+
+
+def _is_window(window: object) -> bool:
+    return isinstance(window, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in window)
 
 
 def _remember(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from flinkish_spark.arguments import instance_of
-from flinkish_spark.windows.checks import positive_count, positive_ms
+from flinkish_spark.windows.checks import function_of_two, positive_count, positive_ms
 from flinkish_spark.windows.time_window import TimeWindow
 
 
@@ -127,7 +127,7 @@ class DeltaEvictor(_OneSided):
         self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
     ) -> None:
         super().__init__(when)
-        self._threshold, self._delta = threshold, delta
+        self._threshold, self._delta = threshold, function_of_two("delta", delta)
 
     def _kept(self, elements: Elements) -> Elements:
         last = elements[-1].value

@@ -9,10 +9,10 @@ from typing import Any
 from flinkish_spark.arguments import instance_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
-from flinkish_spark.windows.checks import lateness_ms
+from flinkish_spark.windows.checks import function_object, function_of_two, lateness_ms
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
@@ -63,6 +63,10 @@ class WindowSpec:
         lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
+        clock = getattr(self.assigner, "clock", None)
+        instance_of(
+            "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
+        )
         for name, value, kind in (
             ("trigger", self.trigger, Trigger),
             ("evictor", self.evictor, Evictor),
@@ -104,10 +108,21 @@ class ReduceWindow:
         From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
     then
         What makes the result of that value; None: it is the result.
+
+    Raises
+    ------
+    ConfigError
+        One of them cannot be called; of all computations.
     """
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     then: ProcessWindowFunction | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.reduce, "reduce") or isinstance(self.reduce, type):
+            function_of_two("reduce", self.reduce)
+        if self.then is not None:
+            _check_process("then", self.then)
 
 
 @dataclass(frozen=True)
@@ -128,12 +143,30 @@ class AggregateWindow:
     accumulator_type: StateType
     then: ProcessWindowFunction | None = None
 
+    def __post_init__(self) -> None:
+        check_aggregate(self.aggregate)
+        if self.then is not None:
+            _check_process("then", self.then)
+
 
 @dataclass(frozen=True)
 class ProcessWindow:
     """Keep all elements, and process them when the window fires."""
 
     process: ProcessWindowFunction
+
+    def __post_init__(self) -> None:
+        _check_process("process", self.process)
+
+
+def check_aggregate(aggregate: AggregateFunction) -> None:
+    """Raise ConfigError unless it is an object that aggregates."""
+    methods = "create_accumulator", "add", "get_result"
+    function_object("aggregate", aggregate, AggregateFunction, *methods)
+
+
+def _check_process(name: str, function: ProcessWindowFunction) -> None:
+    function_object(name, function, ProcessWindowFunction, "open", "process", "clear", "close")
 
 
 WindowComputation = ReduceWindow | AggregateWindow | ProcessWindow

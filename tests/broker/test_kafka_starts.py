@@ -23,6 +23,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.channels import channel_by_name
+from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sources import (
     EndAtLatest,
     KafkaRecordsSource,
@@ -31,6 +32,8 @@ from flinkish_spark.sources import (
     StartAtTimestamp,
 )
 from flinkish_spark.sources.kafka_reading import channel_column
+from flinkish_spark.windows import TumblingEventTimeWindows
+from tests.savepoint_support import started, stop_with
 from tests.support import (
     ORDER,
     TOTAL,
@@ -169,6 +172,54 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
         assert totals() == [("a", 1), ("a", 3), ("a", 6)]
         read = {at: offset for at, offset in admin.committed_offsets(prefix).items() if offset}
     assert read == {(f"{prefix}-in-{topic}", 1 if topic == 1 else 0): 1 for topic in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("readers", [("jvm", "python", "jvm"), ("python", "jvm", "python")], ids=str)
+def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path, readers: tuple[str, str, str]
+) -> None:
+    """Channels have other numbers, offsets and watermarks stay: nothing is read twice, nothing is late."""
+    servers, source = broker.bootstrap_servers, topic(2)
+    more, sink = f"{source}-more", MemorySink(str(tmp_path / "rows"))
+    read = [{"topics": [source]}, {"pattern": f"{source}.*"}, {"topics": [source, more]}]
+
+    def job(turn: int) -> Any:
+        env = environment(spark, tmp_path / f"job-{turn}")
+        given = KafkaSource(servers, **read[turn], value=Json(ORDER), reader=readers[turn])
+        timed = env.from_source(given, uid="orders").assign_timestamps_and_watermarks(
+            WatermarkStrategy.for_monotonous_timestamps()
+        )
+        windows = timed.key_by("user").window(TumblingEventTimeWindows(10_000))
+        windows.sum("amount", uid="totals").sink_to(sink, uid="memory")
+        return env
+
+    def put(user: str, amount: int, second: int, partition: int, to: str = source) -> None:
+        produce(servers, to, [order(user, amount)], partition=partition, timestamp_ms=1_000 * second)
+
+    def totals() -> list[tuple[str, int]]:
+        return sorted((row.user, row.amount) for row in sink.rows())
+
+    def run(turn: int, wanted: list[tuple[str, int]]) -> None:
+        at = None if turn == 0 else RestoreSettings(str(tmp_path / f"savepoint-{turn - 1}"))
+        with started(job(turn), at) as client:
+            await_that(lambda: totals() == wanted, client)
+            stop_with(client, tmp_path / f"savepoint-{turn}")
+
+    put("a", 1, 1, 0)
+    put("b", 2, 11, 1)
+    put("a", 4, 12, 0)
+    run(0, first := [("a", 1)])
+    with KafkaAdmin(KafkaConnection(servers, {})) as admin:
+        admin.create_topic(more, 1)
+    put("a", 8, 13, 0)
+    put("b", 16, 12, 1)
+    put("c", 32, 14, 0, more)
+    for partition, to in ((0, source), (1, source), (0, more)):
+        put("d", 64, 22, partition, to)
+    run(1, second := sorted([*first, ("a", 12), ("b", 18), ("c", 32)]))
+    for partition, to in ((0, source), (1, source), (0, more)):
+        put("e", 128, 33, partition, to)
+    run(2, sorted([*second, ("d", 192)]))
 
 
 def test_a_pattern_with_json_values_and_where_they_came_from(

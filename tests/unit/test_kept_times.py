@@ -7,7 +7,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.graph.lookup_transforms import lookup_rows
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows
+from flinkish_spark.joins import LookupTable
+from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.kept_times import KeepsTimes, only_records
@@ -67,6 +70,22 @@ def test_no_function_sees_them_and_the_next_passes_them_on() -> None:
     made = T.StructType([T.StructField("key", T.LongType())])
     keyed = AppendColumns(RowFunction("key", lambda one: (one.n * 2,)), GIVEN, made, ("_fs_key0",))
     assert [row[-1] for row in rows_of(keyed(first))] == [2, 8, 10, None, None]
+
+
+def test_a_lookup_join_drops_records_and_keeps_their_times() -> None:
+    class OnlyAnn(LookupTable):
+        def lookup(self, keys):
+            assert None not in keys
+            return {"ann": [(7,)]}
+
+    joined = lookup_rows(
+        LookupJoin("user STRING, n LONG", "number LONG", lambda one: one.user, OnlyAnn()), None, "known"
+    ).keeping_times()
+    first = list(worker_of(filter_rows(lambda one: one.n != 6, None))(iter([ROWS])))
+    worker = joined.in_worker(GIVEN)
+    found = rows_of(KeepsTimes(worker, worker.columns)(iter(first)))
+    kept = [("ann", 1, 7, 0, 10, 100), ("ann", 4, 7, 0, 13, 200), ("ann", 5, 7, 2, 14, 700)]
+    assert found == [*kept, (None, None, None, 0, None, 300), (None, None, None, 1, None, 900)]
 
 
 def test_they_are_reported_and_go_nowhere_else() -> None:

@@ -75,7 +75,7 @@ def test_times_come_from_a_column_or_a_function(timestamps) -> None:
     assert strategy.timestamps is timestamps
 
 
-@pytest.mark.parametrize("timestamps", ["", None, 7, int, later, several])
+@pytest.mark.parametrize("timestamps", ["", None, 7, int, later, several, lambda event: 0])
 def test_times_from_something_else_are_refused(timestamps) -> None:
     with pytest.raises(ConfigError, match="To do: "):
         WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(timestamps)
