@@ -11,7 +11,8 @@ import pyarrow as pa
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
-from flinkish_spark.state.descriptors import is_list_of_fields, made_by
+from flinkish_spark.runtime.ddl import is_field_list
+from flinkish_spark.state.descriptors import made_by
 
 _OWNER = ""
 
@@ -95,7 +96,7 @@ def declared_values(column: pa.Array, ddl: str) -> list[Any]:
     made = made_by(ddl)
     if made is not None:
         return [made(value) for value in values_of(column, has_fields=False)]
-    return values_of(column, has_fields=is_list_of_fields(ddl))
+    return values_of(column, has_fields=is_field_list(ddl))
 
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:

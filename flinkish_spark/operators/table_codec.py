@@ -27,6 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
 from flinkish_spark.runtime.named_rows import RowError, RowForm
 from flinkish_spark.state import (
@@ -37,7 +38,7 @@ from flinkish_spark.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from flinkish_spark.state.descriptors import is_list_of_fields, made_by
+from flinkish_spark.state.descriptors import made_by
 from flinkish_spark.state.ttl import StateTtl
 
 HASH, ALIVE, TOUCHED, TIME = "hash", "alive", "touched", "time"
@@ -302,7 +303,7 @@ def _decoder(descriptor: StateDescriptor) -> Convert | None:
 
 def _element_decoder(ddl: str) -> Convert | None:
     made = made_by(ddl)
-    if made is None and is_list_of_fields(ddl):
+    if made is None and is_field_list(ddl):
         return lambda value: tuple(value.values())
     return made
 
