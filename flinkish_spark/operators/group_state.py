@@ -33,7 +33,8 @@ from flinkish_spark.operators.table_codec import (
     layout_of,
     timer_layout,
 )
-from flinkish_spark.state.tables import ExpiringTable
+from flinkish_spark.state.handed_out import same
+from flinkish_spark.state.tables import ExpiringTable, StateTable
 
 Array = np.ndarray[Any, Any]
 
@@ -142,7 +143,7 @@ class GroupLayout:
         return cls(
             states.uid,
             {
-                name: layout_of(descriptor, key_types, form[name in states.namespaced])
+                name: layout_of(descriptor, key_types, form[name in states.namespaced], name in states.named)
                 for name, descriptor in states.descriptors.items()
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
@@ -237,6 +238,8 @@ class GroupState:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
         for name, table in run.states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+            if table.lent:
+                self._note_changes_in_place(name, table, run.states.scope.now_ms)
             stamps = table.touched_ms if isinstance(table, ExpiringTable) else {}
             rows = {}
             for slot in table.changed:
@@ -246,6 +249,16 @@ class GroupState:
             self._tables[STATE + name].replace(rows)
         self.timers.replace(run.timers.queues, self._hash_of)
         return self.is_changed
+
+    def _note_changes_in_place(self, name: str, table: StateTable, now_ms: int) -> None:
+        """Let entries that a function has had in hand and has not put back be written, if it changed them."""
+        has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+        lent = [slot for slot in table.lent - table.changed if slot in table.entries]
+        hashes = {self._hash_of[slot[0] if has_window else slot] for slot in lent}
+        stored = self._tables[STATE + name].decoded(np.array(sorted(hashes), dtype=np.int64))
+        for slot in lent:
+            if slot not in stored or not same(table.entries[slot], stored[slot].value):
+                table.written_in_place(slot, now_ms)
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         """Return a value state of the keys of a batch, as columns."""

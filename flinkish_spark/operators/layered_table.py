@@ -73,6 +73,13 @@ class LayeredTable:
         found.update(self._in_delta)
         return {slot: row for slot, row in found.items() if row.alive}
 
+    def decoded(self, hashes: Array) -> dict[Any, Row]:
+        """Return the rows as :meth:`select` does, made anew, and without anything being selected."""
+        found: dict[Any, Row] = {}
+        for layer in self.layers:
+            found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
+        return {slot: row for slot, row in found.items() if row.alive}
+
     def replace(self, changes: Mapping[Any, Row]) -> None:
         """Put rows, by slot, into the delta; a row that is not alive removes the entry.
 
