@@ -254,6 +254,8 @@ class GroupState:
         """Let entries that a function has had in hand and has not put back be written, if it changed them."""
         has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
         lent = [slot for slot in table.lent - table.changed if slot in table.entries]
+        if not lent:
+            return
         hashes = {self._hash_of[slot[0] if has_window else slot] for slot in lent}
         stored = self._tables[STATE + name].decoded(np.array(sorted(hashes), dtype=np.int64))
         for slot in lent:

@@ -56,12 +56,12 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         is_gappy = kind is None and pa.types.is_floating(made.type) and made.null_count
         return made.cast(pa.int64()) if is_gappy else made
     except ValueMismatch as error:
-        at = next((at for at, value in enumerate(values) if value is error.value), None)
-        raise OutputError(f"emitted a wrong value: field {name!r} of {error}", at) from error
+        wrong = next((at for at, value in enumerate(values) if value is error.value), None)
+        raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
     except _REFUSALS as error:
-        at = _first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
-        value = f" of {series.iloc[at]!r:.200}" if at is not None else ""
-        raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", at) from error
+        wrong = _first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
+        value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
+        raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
 
 
 def _from_pandas(series: pd.Series) -> pa.Array:

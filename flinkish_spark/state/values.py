@@ -84,7 +84,9 @@ class TabledValueState(ValueState[V]):
         naming = self._naming
         if naming is not None and type(value) is not naming.kind:
             # Kept, since it is read again more often than not.
-            value = self._entries[self._scope.slot] = naming(value)
+            named: V = naming(value)
+            self._entries[self._scope.slot] = named
+            return named
         return value
 
     def update(self, value: V | None) -> None:
