@@ -80,7 +80,8 @@ class TabledValueState(ValueState[V]):
         """Return the current key's value unless it is expired."""
         value: V | None = self._read(self._scope)
         if value is None:
-            return taken(self._default)
+            default: V | None = taken(self._default)
+            return default
         naming = self._naming
         if naming is not None and type(value) is not naming.kind:
             # Kept, since it is read again more often than not.
