@@ -27,6 +27,7 @@ from flinkish_spark.runtime.hinted_types import (
 )
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_functions import One, RowFunction
+from flinkish_spark.runtime.usable_types import first_required
 from flinkish_spark.stream_functions import KeySelector
 
 if TYPE_CHECKING:
@@ -155,7 +156,10 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
 
 def _declared(declared: StateType) -> T.DataType:
     try:
-        return declared_type(declared)
+        kind = declared_type(declared)
+        if isinstance(declared, str) and (name := first_required(kind)) is not None:
+            raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL away")
+        return kind
     except NoSuchType as error:
         what = f"the type of the key is {declared!r}"
         if isinstance(declared, str):

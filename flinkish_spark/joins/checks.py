@@ -5,10 +5,13 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from pyspark.sql import types as T
+
 from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.usable_types import first_required, unfit_for_rows
 
 #: Bounds and times beyond this would leave 64 bits when they are added to a time.
 _MOST_MS = MAX_WATERMARK_MS // 2
@@ -37,11 +40,20 @@ def element_ddl(name: str, value: Any) -> None:
     """Raise ConfigError unless a value is the DDL of a type or of fields."""
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
-        parse_ddl(value)
+        why = _unfit(parse_ddl(value))
     except DdlError as error:
+        why = str(error)
+    if why is not None:
         raise unusable(
             name,
             value,
-            wanted=f"a type as DDL ({error})",
+            wanted=f"a type as DDL ({why})",
             what_to_do='write it as "user STRING, amount LONG", or as one type',
-        ) from None
+        )
+
+
+def _unfit(kind: T.DataType) -> str | None:
+    """Return why elements cannot be of a type."""
+    if (name := first_required(kind)) is not None:
+        return f"{name!r} is NOT NULL, which counts in what a function emits: leave it away"
+    return unfit_for_rows(kind)

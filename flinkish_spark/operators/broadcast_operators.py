@@ -47,7 +47,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Open the function."""
-        self._states = states
+        self._states = states = states.of_function()
         #: The broadcast half; there once the operator is open.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
         self._context = KeyedSideContext(context, self.side)

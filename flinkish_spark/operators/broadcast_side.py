@@ -176,7 +176,7 @@ class BroadcastSide:
             It cannot be read.
         """
         self._context.applications = []
-        if value != self._value or self.tables.is_changed:
+        if value != self._value or self.tables.is_changed or self.tables.is_lent:
             self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
             self._value = None if value is None else bytes(value)
 

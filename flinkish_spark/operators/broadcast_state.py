@@ -22,6 +22,7 @@ from flinkish_spark.operators.operator_values import (
 )
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state import MapStateDescriptor
+from flinkish_spark.state.handed_out import may_change, naming_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,21 +39,32 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     """A broadcast state, to read and to write; a dict, which iterates in the order of insertion.
 
     Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
+
+    Parameters
+    ----------
+    entries
+        Its content.
+    value_type
+        As of the descriptor.
     """
 
-    __slots__ = ("_entries", "is_changed")
+    __slots__ = ("_entries", "_lends", "_naming", "is_changed")
 
-    def __init__(self, entries: dict[K, V]) -> None:
+    def __init__(self, entries: dict[K, V], value_type: str) -> None:
         self._entries = entries
+        self._naming, self._lends = naming_of(value_type), may_change(value_type)
         self.is_changed = False
 
     def __getitem__(self, key: K) -> V:
-        return self._entries[key]
+        value = self._entries[key]
+        # Whoever changes it in place need not put it back.
+        self.is_changed |= self._lends
+        return value
 
     def __setitem__(self, key: K, value: V) -> None:
         if key is None or value is None:
             raise ValueError("a broadcast state takes no None, neither as key nor as value")
-        self._entries[key] = value
+        self._entries[key] = value if self._naming is None else self._naming(value)
         self.is_changed = True
 
     def __delitem__(self, key: K) -> None:
@@ -82,18 +94,31 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         """Return all entries."""
-        return list(self._entries.items())
+        return list(self.items())
 
 
 class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
-    """A broadcast state, to read. A value out of it must not be changed in place."""
+    """A broadcast state, to read. A value out of it must not be changed in place: that is not kept.
 
-    __slots__ = ("_entries", "_name")
+    Parameters
+    ----------
+    name
+        Of the state.
+    entries
+        Its content.
+    value_type
+        As of the descriptor.
+    """
 
-    def __init__(self, name: str, entries: dict[K, V]) -> None:
-        self._name, self._entries = name, entries
+    __slots__ = ("_entries", "_lends", "_name", "is_lent")
+
+    def __init__(self, name: str, entries: dict[K, V], value_type: str) -> None:
+        self._name, self._entries, self._lends = name, entries, may_change(value_type)
+        #: Whether somebody has had a value in hand that can be changed.
+        self.is_lent = False
 
     def __getitem__(self, key: K) -> V:
+        self.is_lent |= self._lends
         return self._entries[key]
 
     def __iter__(self) -> Iterator[K]:
@@ -111,7 +136,7 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         """Return all entries."""
-        return list(self._entries.items())
+        return list(self.items())
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise BroadcastStateIsReadOnly(
@@ -154,8 +179,9 @@ class BroadcastTables:
         for descriptor in descriptors:
             name = descriptor.name
             entries = _entries_of(descriptor, stored[name]) if name in stored else {}
-            self._writable[name] = BroadcastState(entries)
-            self._readable[name] = ReadOnlyBroadcastState(name, entries)
+            kind = descriptor.value_type
+            self._writable[name] = BroadcastState(entries, kind)
+            self._readable[name] = ReadOnlyBroadcastState(name, entries, kind)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         """Return a state for the broadcast side."""
@@ -169,6 +195,11 @@ class BroadcastTables:
     def is_changed(self) -> bool:
         """Whether there is something to store."""
         return any(state.is_changed for state in self._writable.values())
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the element side may have changed a value in place, which is not kept."""
+        return any(state.is_lent for state in self._readable.values())
 
     def settle(self) -> None:
         """Take the states for stored, as they are."""
@@ -185,7 +216,9 @@ class BroadcastTables:
         """
         tables = {
             name: table_of(
-                f"{BROADCAST_KIND} {name!r}", self._schemas[name], (list(state), list(state.values()))
+                f"{BROADCAST_KIND} {name!r}",
+                self._schemas[name],
+                (list(state._entries), list(state._entries.values())),
             )
             for name, state in self._writable.items()
         }

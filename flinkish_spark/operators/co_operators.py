@@ -20,7 +20,7 @@ class KeyedCoProcessOperator(KeyedStreamOperator):
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Open the function."""
         self._context = context
-        self._function.open(states)
+        self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the function's `process_element1` and `process_element2`."""

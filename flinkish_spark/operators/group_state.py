@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.changes_in_place import note_changes_in_place
 from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.due_table import DueTable, due_clock
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
@@ -141,7 +142,7 @@ class GroupLayout:
         return cls(
             states.uid,
             {
-                name: layout_of(descriptor, key_types, form[name in states.namespaced])
+                name: layout_of(descriptor, key_types, form[name in states.namespaced], name in states.named)
                 for name, descriptor in states.descriptors.items()
             },
             {domain: timer_layout(domain, key_types) for domain in TimeDomain},
@@ -245,6 +246,9 @@ class GroupState:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
         for name, table in run.states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+            if table.lent:
+                stored, now_ms = self._tables[STATE + name], run.states.scope.now_ms
+                note_changes_in_place(table, stored, self._hash_of, now_ms)
             rows = {}
             for slot in table.changed:
                 hashed = self._hash_of[slot[0] if has_window else slot]
@@ -287,16 +291,12 @@ class GroupState:
     def next_call_ms(self, domain: TimeDomain) -> int | None:
         """Return when the key group is to be called by a clock: something is due, or to be cleaned up.
 
-        A clean-up waits for a full quarter of the time to live, counted from 1970: key groups that got
-        their last entries at many times are called together.
+        Clean-ups wait for full quarters of the time to live: key groups that got their last entries at many
+        times are called together.
         """
         times = [self.next_due_ms(domain)]
         if domain is TimeDomain.PROCESSING_TIME:
-            times += [
-                _next_full(at_ms, -(-table.layout.ttl.ttl_ms // 4))
-                for table in self._tables.values()
-                if (at_ms := table.expired_at_ms) is not None and table.layout.ttl is not None
-            ]
+            times += [table.clean_up_at_ms for table in self._tables.values()]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def timer_count(self) -> int:
@@ -381,11 +381,6 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return memoryview(sink.getvalue())
-
-
-def _next_full(time_ms: int, unit_ms: int) -> int:
-    """Return the first multiple of a unit that is not before a time."""
-    return min(-(-time_ms // unit_ms) * unit_ms, MAX_WATERMARK_MS)
 
 
 def _read(layout: TableLayout, payload: memoryview | None) -> pa.RecordBatch | None:

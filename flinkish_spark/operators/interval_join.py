@@ -69,7 +69,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
         self._pair = PairContext(context)
         for half in (self._left, self._right):
             half.buffer.open(states)
-        self._function.open(states)
+        self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         """Return what handles an element of the left and of the right input."""

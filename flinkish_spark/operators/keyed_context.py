@@ -31,8 +31,9 @@ from flinkish_spark.state import (
 )
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
+from flinkish_spark.state.handed_out import Naming, as_fields, may_change, naming_of
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
-from flinkish_spark.state.values import ExpiringValueState
+from flinkish_spark.state.values import TabledValueState
 
 #: Looked up for each call about a timer.
 _EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
@@ -79,6 +80,9 @@ class KeyedStates(SubtaskFacts):
         self.namespaced: set[str] = set()
         #: States that were stored once and are given up.
         self.dropped: set[str] = set()
+        #: States of functions, whose fields are read by name; operators know the places of theirs.
+        self.named: set[str] = set()
+        self._is_of_function = False
         self.tables: dict[str, StateTable] = {}
         self._states: dict[str, Any] = {}
         self._declaring = _Declaring()
@@ -89,35 +93,43 @@ class KeyedStates(SubtaskFacts):
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
-        kind = ValueState if descriptor.ttl is None else ExpiringValueState
-        state: ValueState[Any] = self._declared(
-            descriptor, lambda table: kind(self.scope, table, descriptor.default)
-        )
+        handed = self._handed_out(as_fields(descriptor.value_type))
+
+        def made(table: StateTable) -> ValueState[Any]:
+            if descriptor.ttl is None and handed == (None, False):
+                return ValueState(self.scope, table, descriptor.default)
+            return TabledValueState(self.scope, table, descriptor.default, *handed)
+
+        state: ValueState[Any] = self._declared(descriptor, made)
         return state
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
         """Return the list state of that name."""
         kind = ListState if descriptor.ttl is None else ExpiringListState
-        state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table))
+        handed = self._handed_out(descriptor.element_type)
+        state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
         return state
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
         """Return the map state of that name."""
         kind = MapState if descriptor.ttl is None else ExpiringMapState
-        state: MapState[Any, Any] = self._declared(descriptor, lambda table: kind(self.scope, table))
+        handed = self._handed_out(descriptor.value_type)
+        state: MapState[Any, Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
         """Return the reducing state of that name."""
+        handed = self._handed_out(as_fields(descriptor.value_type))
         state: ReducingState[Any] = self._declared(
-            descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce)
+            descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed)
         )
         return state
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
         """Return the aggregating state of that name."""
+        handed = self._handed_out(as_fields(descriptor.accumulator_type))
         state: AggregatingState = self._declared(
-            descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate)
+            descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed)
         )
         return state
 
@@ -140,6 +152,16 @@ class KeyedStates(SubtaskFacts):
         other.scope, other._states = scope, {}
         return other
 
+    def of_function(self) -> KeyedStates:
+        """Return these states as a function of the user's declares them: with the names of their fields."""
+        other = copy.copy(self)
+        other._states, other._is_of_function = {}, True
+        return other
+
+    def _handed_out(self, ddl: str) -> tuple[Naming | None, bool]:
+        """Return what names the values that are handed out, and whether they may be changed in place."""
+        return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
+
     def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
         if self._declaring.is_over and descriptor.name not in self.descriptors:
             raise StateNotDeclared(self.uid, descriptor.name)
@@ -148,6 +170,8 @@ class KeyedStates(SubtaskFacts):
             raise StateRedeclared(
                 f"operator '{self.uid}' declares the state '{descriptor.name}' as {known} and as {descriptor}"
             )
+        if self._is_of_function:
+            self.named.add(descriptor.name)
         if descriptor.name not in self._states:
             if descriptor.name not in self.tables:
                 self.tables[descriptor.name] = _table_of(descriptor)

@@ -46,7 +46,7 @@ class KeyedProcessOperator(KeyedStreamOperator):
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Open the function."""
         self._context = context
-        self._function.open(states)
+        self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the function's `process_element`."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.key_index import group_numbers
 from flinkish_spark.operators.table_codec import (
     ALIVE,
@@ -73,6 +74,13 @@ class LayeredTable:
         found.update(self._in_delta)
         return {slot: row for slot, row in found.items() if row.alive}
 
+    def decoded(self, hashes: Array) -> dict[Any, Row]:
+        """Return the rows as :meth:`select` does, made anew, and without anything being selected."""
+        found: dict[Any, Row] = {}
+        for layer in self.layers:
+            found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
+        return {slot: row for slot, row in found.items() if row.alive}
+
     def replace(self, changes: Mapping[Any, Row]) -> None:
         """Put rows, by slot, into the delta; a row that is not alive removes the entry.
 
@@ -111,6 +119,15 @@ class LayeredTable:
             return None
         latest_ms = max(int(layer.column(TOUCHED).to_numpy().max()) for layer in layers)
         return latest_ms + self.layout.ttl.ttl_ms
+
+    @property
+    def clean_up_at_ms(self) -> int | None:
+        """When everything may be forgotten: the next full quarter of the time to live, counted from 1970."""
+        at_ms, ttl = self.expired_at_ms, self.layout.ttl
+        if at_ms is None or ttl is None:
+            return None
+        quarter_ms = -(-ttl.ttl_ms // 4)
+        return min(-(-at_ms // quarter_ms) * quarter_ms, MAX_WATERMARK_MS)
 
     def forget_all(self) -> None:
         """Leave out everything; whoever has the base must write one without it."""

@@ -24,6 +24,7 @@ from flinkish_spark.operators.operator_values import (
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state.descriptors import set_fields, state_type
+from flinkish_spark.state.handed_out import may_change, naming_of
 
 #: What a stored value says of itself.
 LIST_KIND = "operator list state"
@@ -84,21 +85,32 @@ class OperatorListDescriptor:
 
 
 class OperatorListState:
-    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`."""
+    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`.
 
-    __slots__ = ("_items", "is_changed")
+    Parameters
+    ----------
+    items
+        Its content.
+    element_type
+        As of the descriptor.
+    """
 
-    def __init__(self, items: Iterable[Any]) -> None:
+    __slots__ = ("_items", "_lends", "_naming", "is_changed")
+
+    def __init__(self, items: Iterable[Any], element_type: str) -> None:
         self._items, self.is_changed = list(items), False
+        self._naming, self._lends = naming_of(element_type), may_change(element_type)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(list(self._items))
+        return iter(self.get())
 
     def __len__(self) -> int:
         return len(self._items)
 
     def get(self) -> list[Any]:
         """Return a copy of the items."""
+        # Whoever changes an item in place need not put it back.
+        self.is_changed |= self._lends and bool(self._items)
         return list(self._items)
 
     def add(self, item: Any) -> None:
@@ -114,7 +126,8 @@ class OperatorListState:
         replaced = list(items)
         if None in replaced:
             raise ValueError("an operator list state takes no None")
-        self._items, self.is_changed = replaced, True
+        self._items = replaced if self._naming is None else list(map(self._naming, replaced))
+        self.is_changed = True
 
     def clear(self) -> None:
         """Remove all items."""
@@ -149,7 +162,7 @@ class OperatorLists:
         schemas = {name: one.schema for name, one in self._descriptors.items()}
         stored = unpack_tables(uid, LIST_KIND, schemas, value)
         self._states = {
-            name: OperatorListState(_items_of(one, stored[name]) if name in stored else ())
+            name: OperatorListState(_items_of(one, stored[name]) if name in stored else (), one.element_type)
             for name, one in self._descriptors.items()
         }
 

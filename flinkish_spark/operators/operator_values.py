@@ -11,7 +11,9 @@ import pyarrow as pa
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
-from flinkish_spark.state.descriptors import is_list_of_fields, made_by
+from flinkish_spark.runtime.ddl import is_field_list
+from flinkish_spark.state.descriptors import made_by
+from flinkish_spark.state.handed_out import naming_of
 
 _OWNER = ""
 
@@ -91,11 +93,12 @@ def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
 
 
 def declared_values(column: pa.Array, ddl: str) -> list[Any]:
-    """Return a column's values as they are declared: with tuples for fields, or instances of classes."""
-    made = made_by(ddl)
+    """Return a column's values as they are declared: named tuples for fields, or instances of classes."""
+    made, naming = made_by(ddl), naming_of(ddl)
     if made is not None:
         return [made(value) for value in values_of(column, has_fields=False)]
-    return values_of(column, has_fields=is_list_of_fields(ddl))
+    values = values_of(column, has_fields=is_field_list(ddl))
+    return values if naming is None else list(map(naming, values))
 
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:

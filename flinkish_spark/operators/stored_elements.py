@@ -9,9 +9,8 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.runtime.named_rows import element_class
-from flinkish_spark.state.descriptors import is_list_of_fields
 
 Named = Callable[[Any], Any]
 
@@ -36,7 +35,7 @@ class ElementType:
     @cached_property
     def has_fields(self) -> bool:
         """Whether elements are tuples."""
-        return is_list_of_fields(self.ddl)
+        return is_field_list(self.ddl)
 
     @cached_property
     def fields(self) -> tuple[T.StructField, ...]:
@@ -49,7 +48,7 @@ class ElementType:
     @property
     def stored_fields(self) -> str:
         """The type as a list of fields, in any case; see :meth:`spread`."""
-        return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.fields)
+        return ddl_of(T.StructType(list(self.fields)))
 
     def spread(self, value: Any) -> tuple[Any, ...]:
         """Return an element as a tuple of its fields."""

@@ -30,6 +30,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
+from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
 from flinkish_spark.runtime.named_rows import RowError, RowForm
 from flinkish_spark.state import (
@@ -40,7 +41,8 @@ from flinkish_spark.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from flinkish_spark.state.descriptors import is_list_of_fields, made_by
+from flinkish_spark.state.descriptors import made_by
+from flinkish_spark.state.handed_out import naming_of
 from flinkish_spark.state.ttl import StateTtl
 
 HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
@@ -168,9 +170,19 @@ class TableLayout:
 
 
 def layout_of(
-    descriptor: StateDescriptor, key_types: Sequence[T.DataType], form: SlotForm = SlotForm.KEY
+    descriptor: StateDescriptor,
+    key_types: Sequence[T.DataType],
+    form: SlotForm = SlotForm.KEY,
+    named: bool = False,
 ) -> TableLayout:
-    """Return how a declared state is stored."""
+    """Return how a declared state is stored.
+
+    Parameters
+    ----------
+    named
+        Whether the elements of a list and the values of a map that are declared by fields get their names. A
+        single value gets them from the state that hands it out.
+    """
     stored = descriptor.stored_type
     # A value with several fields has a column for each; one field alone would look like no tuple.
     fields = stored.fields if _has_several_fields(stored) else []
@@ -181,7 +193,7 @@ def layout_of(
         tuple(to_arrow_type(kind, timezone="UTC") for kind in kinds),
         form,
         _expiry(descriptor),
-        _decoder(descriptor),
+        _decoder(descriptor, named),
         tuple(field.name for field in fields),
         descriptor.ttl,
     )
@@ -318,16 +330,16 @@ def _gather(columns: Sequence[list[Any]]) -> list[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _decoder(descriptor: StateDescriptor) -> Convert | None:
+def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
     """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts.
 
     A declaration that is a list of fields makes tuples.
     """
     match descriptor:
         case ListStateDescriptor(element_type=ddl):
-            return each_of_list(_element_decoder(ddl))
+            return each_of_list(_element_decoder(ddl, named))
         case MapStateDescriptor(value_type=ddl):
-            return each_of_map(_element_decoder(ddl))
+            return each_of_map(_element_decoder(ddl, named))
         case AggregatingStateDescriptor(accumulator_type=ddl):
             own = ddl
         case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
@@ -339,10 +351,12 @@ def _decoder(descriptor: StateDescriptor) -> Convert | None:
     return made
 
 
-def _element_decoder(ddl: str) -> Convert | None:
+def _element_decoder(ddl: str, named: bool) -> Convert | None:
     made = made_by(ddl)
-    if made is None and is_list_of_fields(ddl):
-        return lambda value: tuple(value.values())
+    if made is None and is_field_list(ddl):
+        naming = naming_of(ddl) if named else None
+        make: Convert = tuple if naming is None else naming.kind._make
+        return lambda value: make(value.values())
     return made
 
 

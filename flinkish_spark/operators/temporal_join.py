@@ -37,7 +37,7 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._pair = PairContext(context)
         self._left.open(states)
         self._right.open(states)
-        self._function.open(states)
+        self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         """Return what handles a left element, and a version."""

@@ -10,6 +10,7 @@ from typing import Any
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.state import ListStateDescriptor, StateTtl
+from flinkish_spark.state.handed_out import may_change
 from flinkish_spark.state.tables import StateTable
 
 #: A waiting element: its fields, then what is known of it, then its time.
@@ -47,11 +48,13 @@ class TimedBuffer:
         states.get_list_state(self._descriptor)
         self._scope = states.scope
         self._table: StateTable = states.tables[self._descriptor.name]
+        lends = may_change(self._descriptor.element_type)
+        self._read = self._table.lend if lends else self._table.read
         self._gather = self._gathered()
 
     def entries(self) -> list[Entry]:
-        """Return the current key's entries, by time; not to be changed."""
-        found: list[Entry] | None = self._table.read(self._scope)
+        """Return the current key's entries, by time; not to be changed, but for the elements' own values."""
+        found: list[Entry] | None = self._read(self._scope)
         return found or []
 
     def element(self, entry: Entry) -> Any:

@@ -53,6 +53,7 @@ class TriggerScope:
         self._scope = states.scope
         self._merged: Sequence[TimeWindow] = ()
         self._states: dict[str, Any] = {}
+        states = states.of_function()
         for descriptor in trigger.states():
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)

@@ -114,7 +114,9 @@ class WindowOperator(KeyedStreamOperator):
         self._results.open(states)
         self._kept = states.tables[CONTENTS]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
-        function_states = FunctionStates(of_key, states, self._can_have_window_state)
+        function_states = FunctionStates(
+            of_key.of_function(), states.of_function(), self._can_have_window_state
+        )
         if self._function is not None:
             self._function.open(function_states)
         function_states.seal()

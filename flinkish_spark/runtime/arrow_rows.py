@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.named_rows import RowError, RowForm, element_class
+from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.runtime.row_blocks import arrow_schema
 
 
@@ -111,17 +112,19 @@ class RowWriter:
     schema
         The declared output.
     required
-        Names of the fields that must not be null.
+        Fields that must not be null, or have parts that must not be.
     """
 
-    def __init__(self, schema: pa.Schema, required: Collection[str] = ()) -> None:
-        self._schema, self._names, self._required = schema, schema.names, frozenset(required)
-        self._form = RowForm(schema.names, required)
+    def __init__(self, schema: pa.Schema, required: Collection[T.StructField] = ()) -> None:
+        self._schema, self._names = schema, schema.names
+        self._required = {field.name: field for field in required}
+        self._form = RowForm(schema.names, [field.name for field in required if not field.nullable])
 
     @classmethod
     def of(cls, fields: T.StructType) -> RowWriter:
         """Return the writer of rows with declared fields."""
-        return cls(arrow_schema(fields), [field.name for field in fields if not field.nullable])
+        required = [field for field in fields if not field.nullable or has_required(field.dataType)]
+        return cls(arrow_schema(fields), required)
 
     def write(self, rows: list[Any]) -> list[pa.Array]:
         """Return the columns.
@@ -159,7 +162,8 @@ class RowWriter:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"
             raise OutputError(says, at) from error
-        if field.name in self._required and array.null_count:
-            at = array.to_pylist().index(None)
-            raise OutputError(f"emitted a wrong value: field {field.name!r} is None and must not be null", at)
+        required = self._required.get(field.name)
+        missing = None if required is None else first_missing(required, array)
+        if missing is not None:
+            raise OutputError(f"emitted a wrong value: {missing}", missing.row)
         return array

@@ -150,13 +150,13 @@ class _Calls:
     def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
         """Return what a call emits."""
         for batch in batches or ():
-            yield self._numbered(0, self._checked(0, batch))
+            yield self._numbered(0, self._as_declared(0, batch))
         for tag, batch in context._sides:
             # What is emitted to a side output that nobody reads is dropped, as in Flink.
             if (side := self._sides.get(tag.name)) is None:
                 continue
             try:
-                rows = self._checked(side, batch)
+                rows = self._as_declared(side, batch)
             except OutputError as error:
                 raise OutputError(f"to the side output '{tag.name}': {error}") from error
             yield self._numbered(side, rows)
@@ -166,6 +166,16 @@ class _Calls:
         before = self._counts.get(at, 0)
         self._counts[at] = before + rows.num_rows
         return OutRows(side, self.first + before, rows)
+
+    def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
+        """Return a batch as it was declared; of a wrong one say which row, and whose."""
+        try:
+            return self._checked(side, rows)
+        except OutputError as error:
+            if error.row is None:
+                raise
+            key = _key_of(rows, self._shape.inputs[0], error.row)
+            raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
     def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
         """Return a batch as it was declared; columns are found by their names."""
@@ -188,3 +198,18 @@ class _Calls:
             raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
         own = [declared_column(field, given[field.name], kinds[field.name]) for field in fields]
         return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)
+
+
+def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
+    """Return a row's key for people, if an emitted batch has the columns of the key under their names."""
+    name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
+    names = [name_of.get(column) for column in shape.key_columns]
+    columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names
+    if not names or any(name is None or columns.count(name) != 1 for name in names):
+        return ""
+    if isinstance(rows, pd.DataFrame):
+        parts = [rows[name].iloc[at] for name in names]
+    else:
+        parts = [rows.column(name)[at].as_py() for name in names]
+    key = parts[0] if len(parts) == 1 else tuple(parts)
+    return f", key {key!r:.200}"

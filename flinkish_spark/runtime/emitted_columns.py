@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
+from flinkish_spark.runtime.required_values import first_missing
 
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -51,15 +51,41 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
             for at in np.flatnonzero(is_null).tolist():
                 values[at] = None
             return strict_array(values, kind)
-        made = pa.Array.from_pandas(series)
-        column = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        made = _from_pandas(series)
         # Whole numbers with gaps are floats in pandas.
-        is_gappy = kind is None and pa.types.is_floating(column.type) and column.null_count
-        return column.cast(pa.int64()) if is_gappy else column
+        is_gappy = kind is None and pa.types.is_floating(made.type) and made.null_count
+        return made.cast(pa.int64()) if is_gappy else made
     except ValueMismatch as error:
-        raise OutputError(f"emitted a wrong value: field {name!r} of {error}") from error
+        wrong = next((at for at, value in enumerate(values) if value is error.value), None)
+        raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
     except _REFUSALS as error:
-        raise OutputError(f"emitted a wrong column: field {name!r}: {error}") from error
+        wrong = _first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
+        value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
+        raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
+
+
+def _from_pandas(series: pd.Series) -> pa.Array:
+    made = pa.Array.from_pandas(series)
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+def _first_refused(count: int, make: Callable[[int], object]) -> int | None:
+    """Return the first row that is refused when the rows up to it are converted; None if none is.
+
+    Parameters
+    ----------
+    make
+        Converts as many rows from the beginning, or raises.
+    """
+    fits, fails = 0, count + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            make(middle)
+            fits = middle
+        except _REFUSALS:
+            fails = middle
+    return fails - 1 if fails <= count else None
 
 
 def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
@@ -72,7 +98,8 @@ def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.
         is_null = column.is_null().to_numpy(zero_copy_only=False)
         return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
     if not pa.types.is_integer(column.type):
-        raise OutputError(f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP")
+        says = f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP"
+        raise OutputError(says + _first_of(column), _first_valid(column))
     return column.cast(pa.int64())
 
 
@@ -82,48 +109,29 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     Raises
     ------
     OutputError
-        It is of another type, or has a null where there must be none.
+        It is of another type, or has a null where there must be none; says in which row.
     """
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
-        raise OutputError(f"{wrong} has the type {column.type}, declared is {kind}")
-    _refuse_nulls(field, column, field.name)
+        says = f"{wrong} has the type {column.type}, declared is {kind}"
+        raise OutputError(says + _first_of(column), _first_valid(column))
+    missing = first_missing(field, column)
+    if missing is not None:
+        raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
         return column if column.type == kind else column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise OutputError(f"{wrong}: {error}") from error
+        at = _first_refused(len(column), lambda count: column.slice(0, count).cast(kind))
+        value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
+        raise OutputError(f"{wrong}{value}: {error}", at) from error
 
 
-def _refuse_nulls(field: T.StructField, column: pa.Array, path: str) -> None:
-    """Raise OutputError for a null in a field that must have none, at any depth."""
-    if not field.nullable and column.null_count:
-        at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        where = f" (row {at} of the batch)" if path == field.name else ""
-        raise OutputError(f"emitted a wrong value: field {path!r} is None and must not be null{where}")
-    if _has_required(field.dataType) and not pa.types.is_null(column.type):
-        _refuse_nulls_within(field.dataType, column, path)
+def _first_valid(column: pa.Array) -> int | None:
+    """Return the first row that is not null."""
+    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    return int(there[0]) if len(there) else None
 
 
-def _refuse_nulls_within(kind: T.DataType, column: pa.Array, path: str) -> None:
-    # What is taken begins at 0, and has none of the values below a null.
-    there = column.take(pa.array(np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))))
-    match kind:
-        case T.StructType():
-            for at, field in enumerate(kind):
-                _refuse_nulls(field, pc.struct_field(there, [at]), f"{path}.{field.name}")
-        case T.ArrayType():
-            _refuse_nulls_within(kind.elementType, there.flatten(), f"{path}.element")
-        case T.MapType():
-            _refuse_nulls_within(kind.valueType, there.items, f"{path}.value")
-
-
-def _has_required(kind: T.DataType) -> bool:
-    """Whether a type has a field somewhere that must not be null."""
-    match kind:
-        case T.StructType():
-            return any(not field.nullable or _has_required(field.dataType) for field in kind)
-        case T.ArrayType():
-            return _has_required(kind.elementType)
-        case T.MapType():
-            return _has_required(kind.valueType)
-    return False
+def _first_of(column: pa.Array) -> str:
+    at = _first_valid(column)
+    return "" if at is None else f": {column[at].as_py()!r:.200}"

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.runtime.ddl import DdlError, ddl_of, parse_ddl
+from flinkish_spark.runtime.usable_types import first_required, unfit_for_rows, unfit_for_states
 
 #: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
 OutputType = str | T.StructType | type[Any] | types.GenericAlias
@@ -139,23 +140,25 @@ def declared_type(given: Any) -> T.DataType:
     Raises
     ------
     NoSuchType
-        It is none of what :data:`StateType` says, or text that cannot be read.
+        It is none of what :data:`StateType` says, text that cannot be read, or a type that rows of Python
+        functions cannot have.
 
     Examples
     --------
     >>> [declared_type(one).simpleString() for one in ("LONG", T.LongType(), int)]
     ['bigint', 'bigint', 'bigint']
     """
-    if isinstance(given, T.DataType):
-        return given
-    if isinstance(given, str):
-        try:
-            return parse_ddl(given)
-        except DdlError as error:
-            raise NoSuchType(str(error)) from None
     if isinstance(given, type) and issubclass(given, T.DataType):
         raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
-    return type_of(given)
+    if not isinstance(given, str | T.DataType):
+        return type_of(given)
+    try:
+        kind = parse_ddl(given) if isinstance(given, str) else given
+    except DdlError as error:
+        raise NoSuchType(str(error)) from None
+    if (why := unfit_for_rows(kind)) is not None:
+        raise NoSuchType(why)
+    return kind
 
 
 def declared_ddl(given: Any) -> str:
@@ -164,7 +167,7 @@ def declared_ddl(given: Any) -> str:
     Raises
     ------
     NoSuchType
-        As of :func:`declared_type`; or a type that neither states nor blocks can hold.
+        As of :func:`declared_type`; or a type that states cannot hold, or text that says NOT NULL.
 
     Examples
     --------
@@ -172,17 +175,20 @@ def declared_ddl(given: Any) -> str:
     ('total bigint, at date', 'bigint')
     """
     kind = declared_type(given)
+    if (why := unfit_for_states(kind)) is not None:
+        raise NoSuchType(why)
     if isinstance(given, str):
+        # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
+        if (name := first_required(kind)) is not None:
+            raise NoSuchType(
+                f"{name!r} is NOT NULL, and a field that is declared later is null in what is stored: "
+                "leave NOT NULL away"
+            )
         return given
     if isinstance(kind, T.StructType) and not kind.fields:
         raise NoSuchType("a StructType without fields holds nothing")
     _refuse_nested_keys(kind)
-    text = ddl_of(kind)
-    try:
-        parse_ddl(text)
-    except DdlError as error:
-        raise NoSuchType(str(error)) from None
-    return text
+    return ddl_of(kind)
 
 
 def _refuse_nested_keys(kind: T.DataType) -> None:

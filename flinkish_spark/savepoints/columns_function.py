@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError
-from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.ddl import is_field_list, parse_ddl
 from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
 from flinkish_spark.state import (
     ListStateDescriptor,
@@ -21,7 +21,6 @@ from flinkish_spark.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from flinkish_spark.state.descriptors import is_list_of_fields
 
 if TYPE_CHECKING:
     from flinkish_spark.functions import Context, RuntimeContext
@@ -132,12 +131,12 @@ def _forms(descriptor: StateDescriptor, uid: str) -> tuple[_Form, ...]:
     if isinstance(descriptor, ListStateDescriptor):
         kinds, make = _fields(descriptor.element_type)
         whole = T.ArrayType(parse_ddl(descriptor.element_type))
-        as_list = _tuples if is_list_of_fields(descriptor.element_type) else _first
+        as_list = _tuples if is_field_list(descriptor.element_type) else _first
         return _Form((whole,), as_list, _put_list), _Form(kinds, make, _add_element)
     if isinstance(descriptor, MapStateDescriptor):
         key, (kinds, make) = parse_ddl(descriptor.key_type), _fields(descriptor.value_type)
         whole_map = T.MapType(key, parse_ddl(descriptor.value_type))
-        as_map = _map_of_tuples if is_list_of_fields(descriptor.value_type) else _first
+        as_map = _map_of_tuples if is_field_list(descriptor.value_type) else _first
         entry = _Entry(make)
         return _Form((whole_map,), as_map, _put_map), _Form((key, *kinds), entry, _put_entry)
     raise ConfigError(
@@ -150,7 +149,7 @@ def _forms(descriptor: StateDescriptor, uid: str) -> tuple[_Form, ...]:
 def _fields(ddl: str) -> tuple[tuple[T.DataType, ...], Callable[[_Row], Any]]:
     """Return the columns that make one value of a type, and how."""
     kind = parse_ddl(ddl)
-    if isinstance(kind, T.StructType) and is_list_of_fields(ddl):
+    if isinstance(kind, T.StructType) and is_field_list(ddl):
         return tuple(field.dataType for field in kind), tuple
     return (kind,), _first
 

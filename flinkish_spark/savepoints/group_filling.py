@@ -115,7 +115,7 @@ class _BootstrapOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Open the function."""
-        self._function.open(states)
+        self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the function's `process_element`."""

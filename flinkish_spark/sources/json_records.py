@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.usable_types import first_required
 
 #: Opens the message of an error about a record that cannot be read or written.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
@@ -45,6 +46,12 @@ def json_schema(value: Json) -> T.StructType:
         raise SchemaError(
             f"the JSON schema {value.schema!r} is not a list of fields",
             what_to_do='write it like Json("user STRING, amount LONG")',
+        )
+    if (name := first_required(schema)) is not None:
+        raise SchemaError(
+            f"the JSON schema says that {name!r} is NOT NULL",
+            why="a record may leave any field out, and Spark reads null then",
+            what_to_do="leave NOT NULL away, and filter the stream",
         )
     return schema
 

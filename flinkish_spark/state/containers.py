@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Self, SupportsIndex, TypeVar, overload
 
+from flinkish_spark.state.handed_out import Naming
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 V = TypeVar("V")
@@ -20,14 +21,18 @@ class ListState(MutableSequence[V]):
     not change with the state.
     """
 
-    __slots__ = ("_scope", "_table")
+    __slots__ = ("_lend", "_naming", "_scope", "_table")
 
-    def __init__(self, scope: KeyScope, table: StateTable) -> None:
-        self._scope, self._table = scope, table
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+    ) -> None:
+        self._scope, self._table, self._naming = scope, table, naming
+        #: For elements that go out and may be changed there.
+        self._lend = table.lend if lends else table.read
 
     def __iter__(self) -> Iterator[V]:
         # Over a copy: whoever adds while iterating does not meet what was added.
-        return iter(list(self._table.read(self._scope) or ()))
+        return iter(list(self._lend(self._scope) or ()))
 
     def __len__(self) -> int:
         return len(self._look())
@@ -38,7 +43,7 @@ class ListState(MutableSequence[V]):
     def __getitem__(self, at: slice) -> list[V]: ...
     def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
         # An empty list raises what a list raises, and its slices are lists, too.
-        found: V | list[V] = (self._table.read(self._scope) or [])[at]
+        found: V | list[V] = (self._lend(self._scope) or [])[at]
         return found
 
     @overload
@@ -104,7 +109,7 @@ class ListState(MutableSequence[V]):
 
     def add_all(self, values: Iterable[V]) -> None:
         """Append several to the current key's list."""
-        added = no_nones(values)
+        added = self._elements(values)
         if added:
             before = self._table.read(self._scope)
             if before is None:
@@ -115,7 +120,7 @@ class ListState(MutableSequence[V]):
 
     def update(self, values: Iterable[V]) -> None:
         """Replace the current key's list; an empty one clears it."""
-        replaced = no_nones(values)
+        replaced = self._elements(values)
         if replaced:
             self._table.write(self._scope, replaced)
         else:
@@ -139,13 +144,12 @@ class ListState(MutableSequence[V]):
         held: list[V] = self._table.entries.get(self._scope.slot, [])
         return held
 
-
-def no_nones(values: Iterable[V]) -> list[V]:
-    """Return elements as a list; refuse None."""
-    kept = list(values)
-    if None in kept:
-        raise ValueError("a list state takes no None")
-    return kept
+    def _elements(self, values: Iterable[V]) -> list[V]:
+        """Return values as the state keeps them; refuse None."""
+        kept = list(values)
+        if None in kept:
+            raise ValueError("a list state takes no None")
+        return kept if self._naming is None else list(map(self._naming, kept))
 
 
 class MapState(MutableMapping[K, V]):
@@ -155,20 +159,24 @@ class MapState(MutableMapping[K, V]):
     for the current key. Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
     """
 
-    __slots__ = ("_scope", "_table")
+    __slots__ = ("_lend", "_naming", "_scope", "_table")
 
-    def __init__(self, scope: KeyScope, table: StateTable) -> None:
-        self._scope, self._table = scope, table
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+    ) -> None:
+        self._scope, self._table, self._naming = scope, table, naming
+        #: For values that go out and may be changed there.
+        self._lend = table.lend if lends else table.read
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._map()[key]
+        value: V = self._lent()[key]
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
         held = self._table.read(self._scope)
         if held is None:
             held = {}
-        held[key] = value
+        held[key] = value if self._naming is None else self._naming(value)
         self._table.write(self._scope, held)
 
     def __delitem__(self, key: K) -> None:
@@ -207,7 +215,7 @@ class MapState(MutableMapping[K, V]):
 
     def copy(self) -> dict[K, V]:
         """Return the current key's entries as a dict, which does not change with the state."""
-        return dict(self._map())
+        return dict(self._lent())
 
     def popitem(self) -> tuple[K, V]:
         """Remove the entry that came last, and return it; KeyError if there is none."""
@@ -233,7 +241,7 @@ class MapState(MutableMapping[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         """Return the current key's entries."""
-        return list(self._map().items())
+        return list(self._lent().items())
 
     def is_empty(self) -> bool:
         """Return whether the current key's map has no entry."""
@@ -242,6 +250,10 @@ class MapState(MutableMapping[K, V]):
     def clear(self) -> None:
         """Remove the current key's map."""
         self._table.remove(self._scope)
+
+    def _lent(self) -> dict[K, V]:
+        held: dict[K, V] | None = self._lend(self._scope)
+        return {} if held is None else held
 
     def _map(self) -> dict[K, V]:
         held: dict[K, V] | None = self._table.read(self._scope)

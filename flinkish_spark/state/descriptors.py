@@ -253,17 +253,6 @@ def made_by(ddl: str) -> Made | None:
     return maker_of(ddl.hint) if isinstance(ddl, TypeText) else None
 
 
-def is_list_of_fields(ddl: str) -> bool:
-    """Return whether values of a type are tuples: it is written as fields, not as one type.
-
-    Examples
-    --------
-    >>> is_list_of_fields("a LONG, b STRING"), is_list_of_fields("STRUCT<a: LONG>")
-    (True, False)
-    """
-    return isinstance(parse_ddl(ddl), T.StructType) and not ddl.lstrip().upper().startswith("STRUCT")
-
-
 def set_fields(descriptor: Any, **facts: Any) -> None:
     """Set the attributes of a frozen descriptor; for its constructor."""
     for name, value in facts.items():

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex, TypeVar, overload
 
-from flinkish_spark.state.containers import ListState, MapState, no_nones
+from flinkish_spark.state.containers import ListState, MapState
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
+from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.tables import KeyScope, StateTable
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -19,8 +21,14 @@ K = TypeVar("K")
 class ExpiringListState(ListState[V]):
     """A list state whose elements expire."""
 
-    __slots__ = ()
+    __slots__ = ("_lends",)
     _table: ExpiringLists
+
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+    ) -> None:
+        super().__init__(scope, table, naming, lends)
+        self._lends = lends
 
     @overload
     def __getitem__(self, at: SupportsIndex) -> V: ...
@@ -32,6 +40,8 @@ class ExpiringListState(ListState[V]):
         if table.is_renewed_by_reads and slot in table.entries:
             _set_times(table.touches[slot], at, self._scope.now_ms)
             table.changed.add(slot)
+        if self._lends:
+            table.lent.add(slot)
         return found
 
     @overload
@@ -41,10 +51,10 @@ class ExpiringListState(ListState[V]):
     def __setitem__(self, at: Any, value: Any) -> None:
         values, touches = self._copies()
         if isinstance(at, slice):
-            value = no_nones(value)
+            value = self._elements(value)
             values[at], touches[at] = value, [self._scope.now_ms] * len(value)
         else:
-            (values[at],), touches[at] = no_nones((value,)), self._scope.now_ms
+            (values[at],), touches[at] = self._elements((value,)), self._scope.now_ms
         self._table.put(self._scope, values, touches)
 
     def __delitem__(self, at: SupportsIndex | slice) -> None:
@@ -56,7 +66,7 @@ class ExpiringListState(ListState[V]):
     def insert(self, index: SupportsIndex, value: V) -> None:
         """Insert before the element of that number."""
         values, touches = self._copies()
-        values[index:index], touches[index:index] = no_nones((value,)), [self._scope.now_ms]
+        values[index:index], touches[index:index] = self._elements((value,)), [self._scope.now_ms]
         self._table.put(self._scope, values, touches)
 
     def reverse(self) -> None:
@@ -66,7 +76,7 @@ class ExpiringListState(ListState[V]):
 
     def add_all(self, values: Iterable[V]) -> None:
         """Append several to the current key's list."""
-        added = no_nones(values)
+        added = self._elements(values)
         if added:
             self._table.append(self._scope, added)
 
@@ -86,17 +96,25 @@ class ExpiringListState(ListState[V]):
 class ExpiringMapState(MapState[K, V]):
     """A map state whose entries expire."""
 
-    __slots__ = ()
+    __slots__ = ("_lends",)
     _table: ExpiringMaps
+
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+    ) -> None:
+        super().__init__(scope, table, naming, lends)
+        self._lends = lends
 
     def __getitem__(self, key: K) -> V:
         value = self._look()[key]
         self._on_read(key)
+        if self._lends:
+            self._table.lent.add(self._scope.slot)
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
         slot, table = self._scope.slot, self._table
-        table.entries.setdefault(slot, {})[key] = value
+        table.entries.setdefault(slot, {})[key] = value if self._naming is None else self._naming(value)
         table.touches.setdefault(slot, {})[key] = self._scope.now_ms
         table.changed.add(slot)
 

@@ -53,11 +53,13 @@ class KeyScope:
 class StateTable:
     """Entries of one state by slot, and the slots whose entries differ from what is stored."""
 
-    __slots__ = ("changed", "entries")
+    __slots__ = ("changed", "entries", "lent")
 
     def __init__(self) -> None:
         self.entries: dict[Any, Any] = {}
         self.changed: set[Any] = set()
+        #: Slots whose entries a function has had in hand and may have changed in place.
+        self.lent: set[Any] = set()
 
     def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
         """Take over stored entries, by slot; `now_ms` stands still until the next :meth:`clear`."""
@@ -67,14 +69,26 @@ class StateTable:
         """Return what is to be stored of an entry's time."""
         return 0, None
 
+    def read(self, scope: KeyScope) -> Any:
+        """Return the current slot's entry, None if there is none."""
+        return self.entries.get(scope.slot)
+
+    def lend(self, scope: KeyScope) -> Any:
+        """Return the current slot's entry, which may be changed in place; None if there is none."""
+        value = self.read(scope)
+        if value is not None:
+            self.lent.add(scope.slot)
+        return value
+
+    def written_in_place(self, slot: Any, now_ms: int) -> None:
+        """Take note that a function has changed an entry that it had in hand: as if it had put it back."""
+        self.changed.add(slot)
+
     def clear(self) -> None:
         """Forget all: another key group comes."""
         self.entries.clear()
         self.changed.clear()
-
-    def read(self, scope: KeyScope) -> Any:
-        """Return the current slot's entry, None if there is none."""
-        return self.entries.get(scope.slot)
+        self.lent.clear()
 
     def write(self, scope: KeyScope, value: Any) -> None:
         """Set the current slot's entry."""
@@ -129,6 +143,11 @@ class ExpiringTable(StateTable):
             self.touched_ms[slot] = scope.now_ms
             self.changed.add(slot)
         return self.entries[slot]
+
+    def written_in_place(self, slot: Any, now_ms: int) -> None:
+        """Take note of a change in place, which is a touch as any other one."""
+        super().written_in_place(slot, now_ms)
+        self.touched_ms[slot] = now_ms
 
     def write(self, scope: KeyScope, value: Any) -> None:
         """Set the current slot's entry, touched now."""
