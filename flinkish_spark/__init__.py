@@ -122,6 +122,8 @@ _PUBLIC = {
         "ValueStateDescriptor",
     ),
     "stream_functions": (
+        "CoFlatMapFunction",
+        "CoMapFunction",
         "CoProcessFunction",
         "KeySelector",
         "Partitioner",

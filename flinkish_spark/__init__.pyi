@@ -433,6 +433,12 @@ from flinkish_spark.state import (
     ValueStateDescriptor as ValueStateDescriptor,
 )
 from flinkish_spark.stream_functions import (
+    CoFlatMapFunction as CoFlatMapFunction,
+)
+from flinkish_spark.stream_functions import (
+    CoMapFunction as CoMapFunction,
+)
+from flinkish_spark.stream_functions import (
     CoProcessFunction as CoProcessFunction,
 )
 from flinkish_spark.stream_functions import (

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column
 
 from flinkish_spark.errors import GraphError
-from flinkish_spark.functions import KeyedCoProcessFunction
+from flinkish_spark.functions import KeyedCoProcessFunction, RichFunction
 from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.key_selectors import is_key_function
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.python_transforms import co_process_rows
+from flinkish_spark.graph.python_transforms import co_process_rows, connected_rows
+from flinkish_spark.graph.record_callables import RecordCall, connected_calls
 from flinkish_spark.graph.stream_graph import KeyedEntry
+from flinkish_spark.operators.record_functions import CoFlatMapRecords, CoMapRecords
 from flinkish_spark.runtime.hinted_types import OutputType, StateType
 from flinkish_spark.stream_functions import CoProcessFunction, KeySelector
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from flinkish_spark.environment import StreamExecutionEnvironment
 
 
+_Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | KeySelector
 
 
@@ -57,18 +60,36 @@ class ConnectedStreams:
         return left.connect(right)
 
     def map(
-        self, first: Any, second: Any, *, output: OutputType | None = None, name: str | None = None
+        self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
     ) -> DataStream:
-        """Make one row of each record, with a function for each stream; see :meth:`DataStream.map`."""
-        left = self._first.map(first, output=output, name=name)
-        return left.union(self._second.map(second, output=output, name=name))
+        """Make one row of each record, without state; see :meth:`DataStream.map`.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoMapFunction` alone; or for each stream a function of one record.
+        output
+            Fields of the rows of both; by default what the hint of each function says, or that of the other.
+        name
+            What errors call it.
+        """
+        return self._of_each("map", first, second, output, name)
 
     def flat_map(
-        self, first: Any, second: Any, *, output: OutputType | None = None, name: str | None = None
+        self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
     ) -> DataStream:
-        """Make any number of rows of each record; see :meth:`DataStream.flat_map`."""
-        left = self._first.flat_map(first, output=output, name=name)
-        return left.union(self._second.flat_map(second, output=output, name=name))
+        """Make any number of rows of each record.
+
+        Takes a :class:`~flinkish_spark.CoFlatMapFunction` or two functions; see :meth:`map` and
+        :meth:`DataStream.flat_map`.
+        """
+        return self._of_each("flat_map", first, second, output, name)
+
+    def _of_each(
+        self, method: str, first: Any, second: Any, output: OutputType | None, name: str | None
+    ) -> DataStream:
+        left, right = connected_rows(method, first, second, output, name)
+        return self._first._behind(left).union(self._second._behind(right))
 
     def process(
         self,
@@ -148,10 +169,78 @@ class KeyedConnectedStreams:
         if output is None:
             calls = (function.process_element2, function.on_timer)
             output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
+        return self._keyed(function, output, uid, max_parallelism)
+
+    def map(
+        self,
+        first: Any,
+        second: Any = None,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make one row of each record, by functions that may keep state for the record's key.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoMapFunction` alone, whose methods share their states; or for each
+            stream a :class:`~flinkish_spark.MapFunction` or a function of one record. Serialised here.
+        output
+            Fields of the rows; by default what the hint of the first says, or else that of the second.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called, there is one too many or too few, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        left, right = connected_calls(first, second, "map", uid)
+        if output is None:
+            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=False)
+        return self._keyed(CoMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+
+    def flat_map(
+        self,
+        first: Any,
+        second: Any = None,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, by functions that may keep state for its key.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoFlatMapFunction` alone; or for each stream a
+            :class:`~flinkish_spark.FlatMapFunction` or a function that returns or yields rows, or None.
+        output, uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+        """
+        left, right = connected_calls(first, second, "flat_map", uid)
+        if output is None:
+            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=True)
+        return self._keyed(CoFlatMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+
+    def _keyed(
+        self, function: KeyedCoProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
+    ) -> DataStream:
         from flinkish_spark.datastream import DataStream  # the two make each other
 
         node = declare_operator(self._environment, self._entries, function, output, uid, max_parallelism)
         return DataStream(self._environment, node)
+
+
+def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
+    """Return what is called, and what has to be opened for it, once if it is one object."""
+    rich = [left.rich] if left.rich is right.rich else [left.rich, right.rich]
+    return (left.call, right.call), tuple(one for one in rich if one is not None)
 
 
 def _key(given: Any) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import declare_operator, output_schema
 from flinkish_spark.graph.join_factories import UNKNOWN_TYPE
 from flinkish_spark.graph.key_selectors import chosen_keys
-from flinkish_spark.graph.lookup_transforms import lookup_rows
+from flinkish_spark.graph.lookup_transforms import LookupTransform, lookup_rows
 from flinkish_spark.graph.output_types import inferred_output
-from flinkish_spark.graph.python_transforms import ProcessTransform, co_process_of
+from flinkish_spark.graph.python_transforms import ProcessTransform, connected_ways
 from flinkish_spark.graph.strategies import check_strategy
 from flinkish_spark.graph.stream_graph import (
     KeyedEntry,
@@ -311,7 +311,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         Raises
         ------
         GraphError
-            This is not the result of `process`, or the name was asked for with other fields.
+            This is not the result of `process` or of a join, or the name was asked for with other fields.
         SchemaError
             The tag's output type is not a list of fields.
         """
@@ -320,11 +320,11 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
         node = self._node
-        ways = co_process_of(node)
+        ways = connected_ways(node)
         if ways:
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
-        if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform):
+        if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform | LookupTransform):
             fields = output_schema(tag.output, f"{node.function.settings.name}/{tag.name}")
             made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
             return DataStream(self._environment, made)

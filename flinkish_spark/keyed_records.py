@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.errors import GraphError
-from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction, RichFunction
+from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction
 from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.graph.key_selectors import chosen_keys
 from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.record_callables import record_call
 from flinkish_spark.operators.record_functions import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.runtime.hinted_types import OutputType, StateType
 
@@ -66,9 +66,9 @@ class KeyedRecords(ABC):
         ConfigError, UserFunctionError, SchemaError
             As of :meth:`KeyedStream.process`.
         """
-        call, rich = _callable(function, MapFunction, "map", uid)
-        fields = inferred_output(call, f"'{uid}'", is_iterable=False) if output is None else output
-        return self._of_records(MapRecords(call, rich), fields, uid, max_parallelism)
+        made = record_call(function, "map", uid)
+        fields = inferred_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._of_records(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -102,9 +102,9 @@ class KeyedRecords(ABC):
         ...     EverySecond(), output="user STRING, amount LONG", uid="second"
         ... )  # doctest: +SKIP
         """
-        call, rich = _callable(function, FlatMapFunction, "flat_map", uid)
-        fields = inferred_output(call, f"'{uid}'", is_iterable=True) if output is None else output
-        return self._of_records(FlatMapRecords(call, rich), fields, uid, max_parallelism)
+        made = record_call(function, "flat_map", uid)
+        fields = inferred_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._of_records(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def filter(
         self,
@@ -123,8 +123,8 @@ class KeyedRecords(ABC):
         uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
-        call, rich = _callable(function, FilterFunction, "filter", uid)
-        return self._of_records(FilterRecords(call, rich), None, uid, max_parallelism)
+        made = record_call(function, "filter", uid)
+        return self._of_records(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
     def key_by(
         self,
@@ -142,19 +142,3 @@ class KeyedRecords(ABC):
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
         return self._keyed(function, output, uid, max_parallelism)
-
-
-def _callable(
-    function: Any, kind: type[RichFunction], method: str, uid: str
-) -> tuple[Callable[[Any], Any], RichFunction | None]:
-    """Return what is called with a record, and what has to be opened for it."""
-    if isinstance(function, kind):
-        return getattr(function, method), function
-    if callable(function) and not (isinstance(function, type) and issubclass(function, RichFunction)):
-        return function, None
-    given = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
-    raise GraphError(
-        f"{method}() of '{uid}' got {given}",
-        what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
-        uid=uid,
-    )

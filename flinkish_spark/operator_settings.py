@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Self
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.declared import check_max_parallelism
+from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import (
     check_is_shuffle_partitions,
     checked_parallelism,
     shuffle_partitions,
 )
-from flinkish_spark.graph.python_transforms import RowTransform, TransformSettings, co_process_of
+from flinkish_spark.graph.python_transforms import RowTransform, TransformSettings, connected_ways
 from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamNode, TransformNode
 from flinkish_spark.protocol.ids import checked_name
 
@@ -147,8 +148,8 @@ class OperatorSettings:
 
     def _settings(self) -> TransformSettings | None:
         """Return those of the function that made the stream; None if none did."""
-        node = next(iter(co_process_of(self._node)), self._node)
-        if isinstance(node, TransformNode) and isinstance(node.function, RowTransform):
+        node = next(iter(connected_ways(self._node)), self._node)
+        if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
         return None
 

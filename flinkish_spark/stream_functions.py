@@ -99,6 +99,55 @@ class CoProcessFunction(RichFunction, ABC):
         """Process a record of the second stream."""
 
 
+class CoMapFunction(RichFunction, ABC):
+    """One row of each record of two connected streams, by a method for each.
+
+    Behind ``connect(...).key_by(...)`` both methods share the states that `open` asks for. Without a key
+    there is no state, and each input has a copy of the function.
+
+    Examples
+    --------
+    >>> class Signed(CoMapFunction):
+    ...     def map1(self, order):
+    ...         return order.user, order.amount
+    ...     def map2(self, refund):
+    ...         return refund.payer, -refund.amount
+    """
+
+    @abstractmethod
+    def map1(self, value: Any) -> Any:
+        """Return the row that stands for a record of the first stream."""
+
+    @abstractmethod
+    def map2(self, value: Any) -> Any:
+        """Return the row that stands for a record of the second stream."""
+
+
+class CoFlatMapFunction(RichFunction, ABC):
+    """Any number of rows of each record of two connected streams; see :class:`CoMapFunction`.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ValueStateDescriptor
+    >>> class Unblocked(CoFlatMapFunction):
+    ...     def open(self, context):
+    ...         self.is_blocked = context.get_state(ValueStateDescriptor("blocked", "BOOLEAN"))
+    ...     def flat_map1(self, order):
+    ...         if not self.is_blocked.value():
+    ...             yield order
+    ...     def flat_map2(self, control):
+    ...         self.is_blocked.update(control.is_blocked)
+    """
+
+    @abstractmethod
+    def flat_map1(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record of the first stream."""
+
+    @abstractmethod
+    def flat_map2(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record of the second stream."""
+
+
 class ProcessFunction(RichFunction, ABC):
     """A function over the records of a stream without a key: any number of rows of each, to several outputs.
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import SchemaError
+from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
 from flinkish_spark.graph.join_factories import joined_fields
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
+from flinkish_spark.graph.partitioning import Spread
+from flinkish_spark.graph.python_transforms import TransformSettings
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
@@ -34,15 +36,20 @@ class LookupTransform(LocatedTransform):
         What the program says; the type of the records is known when a frame comes.
     output
         Fields of what its function makes; None for those of both sides.
+    settings
+        Shared with all that is made of this.
+    side
+        Name of the side output that is read; None for the main output.
     wraps
         As of :class:`~flinkish_spark.graph.python_transforms.RowTransform`.
     """
 
     join: LookupJoin
     output: T.StructType | None
-    name: str
+    settings: TransformSettings
     origins: Origins
     wraps: type[KeepsTimes] | None = None
+    side: str | None = None
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
@@ -52,20 +59,39 @@ class LookupTransform(LocatedTransform):
         """Return the same for records whose times are reported behind it."""
         return replace(self, wraps=KeepsTimes)
 
+    def of_side(self, name: str, output: T.StructType) -> LookupTransform:
+        """Return the same join, for a side output of its function.
+
+        Raises
+        ------
+        GraphError
+            It has no function.
+        """
+        if self.join.function is None:
+            raise GraphError(
+                f"'{self.settings.name}' has no side output '{name}'",
+                why="only a function emits to one, and this join puts the fields of both sides together",
+                what_to_do="give it a function=, which calls ctx.output(tag, row)",
+            )
+        return replace(self, side=name, output=output)
+
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the transformed frame; called by the planner, or once per micro-batch."""
+        tasks = self.settings.parallelism
+        spread = frame if tasks is None else Spread(tasks)(frame)
         worker = self.in_worker(frame.schema)
         if self.wraps is None:
-            return frame.mapInArrow(worker, worker.columns)
+            return spread.mapInArrow(worker, worker.columns)
         wrapped = self.wraps(worker, worker.columns)
-        return frame.mapInArrow(wrapped, wrapped.columns)
+        return spread.mapInArrow(wrapped, wrapped.columns)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
         carried = tuple(field for field in given if field.name.startswith(PREFIX))
         output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
-        return LookupRows(replace(self.join, left_type=ddl_of(own)), self.name, output, carried, self.origins)
+        join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
+        return LookupRows(join, name, output, carried, self.origins, self.side)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
@@ -87,7 +113,8 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
     if join.function is not None and output is None:
         output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
     check_can_be_sent(join, "of", name)
-    return LookupTransform(join, None if output is None else output_schema(output, name), name, Origins())
+    fields = None if output is None else output_schema(output, name)
+    return LookupTransform(join, fields, TransformSettings(name), Origins())
 
 
 def _fields(ddl: str) -> T.StructType:

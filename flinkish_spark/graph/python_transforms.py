@@ -10,11 +10,11 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError, UserFunctionError
-from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction, RichFunction
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
+from flinkish_spark.graph.record_callables import RecordCall, connected_calls, record_call
 from flinkish_spark.graph.stream_graph import StreamNode, TransformNode, UnionNode
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.hinted_types import OutputType
@@ -42,6 +42,11 @@ class TransformSettings:
 
     name: str
     parallelism: int | None = None
+
+
+@dataclass
+class ConnectedSettings(TransformSettings):
+    """Those of a function with two inputs, which both its transforms have."""
 
 
 @dataclass(frozen=True)
@@ -127,25 +132,37 @@ MadeT = TypeVar("MadeT", bound=RowTransform)
 
 def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes one row of each."""
-    call, rich = _callable(function, MapFunction, "map")
-    name = name or _name_of(function, "map")
-    fields = _fields(output, call, name, is_iterable=False)
-    return _checked(RowTransform(RowFunction(name, One(call), rich), fields, TransformSettings(name)))
+    made, name = record_call(function, "map"), name or _name_of(function, "map")
+    fields = _fields(output, made.call, name, is_iterable=False)
+    return _of_call("map", made, fields, TransformSettings(name))
 
 
 def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     """Return the transform that makes any number of rows of each."""
-    call, rich = _callable(function, FlatMapFunction, "flat_map")
-    name = name or _name_of(function, "flat_map")
-    fields = _fields(output, call, name, is_iterable=True)
-    return _checked(RowTransform(RowFunction(name, call, rich), fields, TransformSettings(name)))
+    made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
+    fields = _fields(output, made.call, name, is_iterable=True)
+    return _of_call("flat_map", made, fields, TransformSettings(name))
 
 
 def filter_rows(function: Any, name: str | None) -> RowTransform:
     """Return the transform that keeps some rows."""
-    call, rich = _callable(function, FilterFunction, "filter")
-    name = name or _name_of(function, "filter")
-    return _checked(RowTransform(RowFunction(name, call, rich), None, TransformSettings(name)))
+    made, name = record_call(function, "filter"), name or _name_of(function, "filter")
+    return _of_call("filter", made, None, TransformSettings(name))
+
+
+def connected_rows(
+    method: str, first: Any, second: Any, output: OutputType | None, name: str | None
+) -> tuple[RowTransform, RowTransform]:
+    """Return the transforms of `map` or `flat_map` of two connected streams, one for each."""
+    calls = connected_calls(first, second, method)
+    names = dict.fromkeys(_name_of(one, method) for one in (first, second) if one is not None)
+    name = name or ", ".join(names)
+    settings, many = ConnectedSettings(name), method == "flat_map"
+    left, right = (
+        _of_call(method, one, _fields(output, one.call, name, other.call, is_iterable=many), settings)
+        for one, other in (calls, calls[::-1])
+    )
+    return left, right
 
 
 def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
@@ -177,7 +194,7 @@ def co_process_rows(
         )
     name = name or _name_of(function, "process")
     fields = _fields(output, function.process_element1, name, is_iterable=True)
-    settings = TransformSettings(name)
+    settings = ConnectedSettings(name)
     first, second = (
         _checked(ProcessTransform(RowFunction(name, call, function), fields, settings))
         for call in (function.process_element1, function.process_element2)
@@ -185,32 +202,31 @@ def co_process_rows(
     return first, second
 
 
-def co_process_of(node: StreamNode) -> tuple[TransformNode, ...]:
+def connected_ways(node: StreamNode) -> tuple[TransformNode, ...]:
     """Return the two ways on which a function with two inputs makes a stream; none if none did."""
     parents = node.parents if isinstance(node, UnionNode) else ()
     ways = [one for one in parents if isinstance(one, TransformNode)]
-    made = [one.function for one in ways if isinstance(one.function, ProcessTransform)]
-    is_one = len(made) == len(parents) == 2 and made[0].settings is made[1].settings
-    return tuple(ways) if is_one and isinstance(made[0].function.rich, CoProcessFunction) else ()
+    made = [one.function.settings for one in ways if isinstance(one.function, RowTransform)]
+    is_one = len(made) == len(parents) == 2 and made[0] is made[1]
+    return tuple(ways) if is_one and isinstance(made[0], ConnectedSettings) else ()
 
 
-def _callable(function: Any, kind: type, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
-    if isinstance(function, kind):
-        assert isinstance(function, RichFunction)
-        return getattr(function, method), function
-    if not callable(function):
-        raise GraphError(
-            f"{method}() got a {type(function).__name__}",
-            what_to_do=f"give it a function of one record, or a {kind.__name__}",
-        )
-    return function, None
+def _of_call(
+    method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
+) -> RowTransform:
+    call = One(made.call) if method == "map" else made.call
+    return _checked(RowTransform(RowFunction(settings.name, call, made.rich), fields, settings))
 
 
 def _fields(
-    output: OutputType | None, call: Callable[..., Any], name: str, *, is_iterable: bool
+    output: OutputType | None,
+    call: Callable[..., Any],
+    name: str,
+    *others: Callable[..., Any],
+    is_iterable: bool,
 ) -> T.StructType:
     if output is None:
-        return inferred_output(call, f"'{name}'", is_iterable=is_iterable)
+        return inferred_output(call, f"'{name}'", *others, is_iterable=is_iterable)
     return output_schema(output, name)
 
 

@@ -10,6 +10,7 @@ from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_run import ElementFailed, Emitted
 from flinkish_spark.operators.without_keys import NoKeyedState
+from flinkish_spark.runtime.taken_values import taken
 
 Rows = Sequence[Any]
 
@@ -33,8 +34,9 @@ class LookupJoinRun:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join.table, join.cache, join.keys_per_call)
         self._context = _LookupContext()
-        #: Of which element each row of the last batch is made.
+        #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
+        self.of_side_row: dict[str, list[int]] = {}
         join.table.open()
         self._function.open(NoKeyedState(uid, max_parallelism))
 
@@ -53,7 +55,7 @@ class LookupJoinRun:
         self._context.emitted = emitted = Emitted()
         keys = self._keys(values)
         rows_of = self._answers.of(keys, processing_time_ms)
-        self.of_row = []
+        self.of_row, self.of_side_row = [], {}
         stamps: Iterable[int | None] = times_ms or [None] * len(values)
         for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
             self._context.timestamp_ms = time_ms
@@ -64,6 +66,9 @@ class LookupJoinRun:
             made = len(emitted.rows) - len(emitted.times_ms)
             emitted.times_ms.extend([time_ms] * made)
             self.of_row.extend([at] * made)
+            for name, rows in emitted.side.items():
+                of_rows = self.of_side_row.setdefault(name, [])
+                of_rows.extend([at] * (len(rows) - len(of_rows)))
         return emitted
 
     def close(self) -> None:
@@ -87,7 +92,7 @@ class LookupJoinRun:
         if not rows and self._join.join_type.keeps_left:
             rows = (None,)
         for row in rows:
-            emitted.rows.extend(join(value, row, context) or ())
+            emitted.rows.extend(map(taken, join(value, row, context) or ()))
 
 
 class _Answers:
@@ -160,7 +165,7 @@ class _LookupContext:
         return self.timestamp_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self.emitted.side.setdefault(tag.name, []).append((value, self.timestamp_ms))
+        self.emitted.side.setdefault(tag.name, []).append((taken(value), self.timestamp_ms))
 
 
 def _is_known(key: Any) -> bool:

@@ -1,11 +1,17 @@
-"""map, flat_map and filter on keyed streams: functions of single records that may have state per key."""
+"""map, flat_map and filter on keyed streams, one or two: functions of single records with state per key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flinkish_spark.functions import Context, KeyedProcessFunction, RichFunction, RuntimeContext
+from flinkish_spark.functions import (
+    Context,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RichFunction,
+    RuntimeContext,
+)
 
 
 class RecordFunction(KeyedProcessFunction):
@@ -56,3 +62,50 @@ class FilterRecords(RecordFunction):
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         """Emit the record, or nothing."""
         return (value,) if self._call(value) else ()
+
+
+class CoFlatMapRecords(KeyedCoProcessFunction):
+    """Calls a function of one record for each of two inputs: any number of rows of each record.
+
+    Parameters
+    ----------
+    calls
+        From a record of each input to what comes of it.
+    rich
+        What they are methods of, opened with the states of the operator: one or two objects, or none.
+    """
+
+    def __init__(
+        self, calls: tuple[Callable[[Any], Any], Callable[[Any], Any]], rich: tuple[RichFunction, ...]
+    ) -> None:
+        self._first, self._second = calls
+        self._rich = rich
+
+    def open(self, context: RuntimeContext) -> None:
+        """Open the functions that want to be."""
+        for one in self._rich:
+            one.open(context)
+
+    def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Emit what comes of a record of the first input."""
+        return self._rows(self._first(value))
+
+    def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Emit what comes of a record of the second input."""
+        return self._rows(self._second(value))
+
+    def close(self) -> None:
+        """Close them."""
+        for one in self._rich:
+            one.close()
+
+    def _rows(self, result: Any) -> Iterable[Any] | None:
+        rows: Iterable[Any] | None = result
+        return rows
+
+
+class CoMapRecords(CoFlatMapRecords):
+    """The same, one row of each record."""
+
+    def _rows(self, result: Any) -> Iterable[Any]:
+        return (result,)

@@ -33,6 +33,8 @@ class LookupRows:
         Fields of the rows that are made.
     carried
         Control columns that go along with what is made of a row.
+    side
+        Name of the side output that is read; None for the main output.
     """
 
     join: LookupJoin
@@ -40,6 +42,7 @@ class LookupRows:
     output: T.StructType
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
+    side: str | None = None
 
     @property
     def columns(self) -> T.StructType:
@@ -53,29 +56,33 @@ class LookupRows:
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         try:
             for batch in batches:
-                made = self._made(run, batch)
+                made, of_row = self._made(run, batch)
                 try:
                     arrays = writer.write(made)
                 except OutputError as error:
-                    at = run.of_row[error.row] if error.row is not None else 0
+                    at = of_row[error.row] if error.row is not None else 0
                     raise self._blame.blamed(batch, at, error, f"the function {error}") from error
-                taken = pa.array(np.array(run.of_row, dtype=np.int64))
+                taken = pa.array(np.array(of_row, dtype=np.int64))
                 carried = [batch.column(one.name).take(taken) for one in self.carried]
                 rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
                 yield as_schema(rows, schema)
         finally:
             run.close()
 
-    def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> list[object]:
+    def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
+        """Return the rows of the output that is read, and of which record each is."""
         names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
         values = list(RowReader(names, names, ()).read(batch)[1])
         times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
         try:
             # How old a cached answer is, is nobody's business but the cache's: no result depends on it
             # that the table itself does not change under the job's feet.
-            return run.run(values, times, SystemClock().wall_ms()).rows
+            emitted = run.run(values, times, SystemClock().wall_ms())
         except ElementFailed as failure:
             raise self._blame.blamed(batch, max(failure.at, 0), failure.error) from failure.error
+        if self.side is None:
+            return emitted.rows, run.of_row
+        return [row for row, _ in emitted.side.get(self.side, ())], run.of_side_row.get(self.side, [])
 
     @property
     def _blame(self) -> RowFunction:

@@ -27,11 +27,23 @@ from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
 from flinkish_spark.keyed_stream import KeyedStream
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.sources.collection import CollectionSource
-from flinkish_spark.stream_functions import CoProcessFunction, ProcessFunction
+from flinkish_spark.stream_functions import (
+    CoFlatMapFunction,
+    CoMapFunction,
+    CoProcessFunction,
+    ProcessFunction,
+)
 
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")
-_TWO = (KeyedCoProcessFunction, CoProcessFunction, BroadcastProcessFunction, KeyedBroadcastProcessFunction)
+_OF_RECORDS = (CoMapFunction, CoFlatMapFunction)
+_TWO = (
+    KeyedCoProcessFunction,
+    CoProcessFunction,
+    BroadcastProcessFunction,
+    KeyedBroadcastProcessFunction,
+    *_OF_RECORDS,
+)
 
 
 class _Environment:
@@ -112,11 +124,13 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
             return joined
 
         return broadcasting, rest
-    if isinstance(function, KeyedCoProcessFunction):
+    if isinstance(function, KeyedCoProcessFunction) or (
+        key is not None and isinstance(function, _OF_RECORDS)
+    ):
         pair = _needed(settings, "key", function, 'key=("user", "payer")')
         first, second = _pair(pair)
         return (
-            lambda left, right: left.connect(right).key_by(first, second, key=kind).process(function, **made)
+            lambda left, right: _of_two(left.connect(right).key_by(first, second, key=kind), function, made)
         ), rest
     if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         keys = _keys(_needed(settings, "key", function, 'key="user"'))
@@ -138,9 +152,17 @@ def _of_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> Data
     return call(function, **made)
 
 
+def _of_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
+    if isinstance(function, CoMapFunction):
+        return connected.map(function, **made)
+    if isinstance(function, CoFlatMapFunction):
+        return connected.flat_map(function, **made)
+    return connected.process(function, **made)
+
+
 def _unkeyed(function: Any, output: Any, uid: str) -> Program:
-    if isinstance(function, CoProcessFunction):
-        return lambda left, right: left.connect(right).process(function, output=output, name=uid)
+    if isinstance(function, CoProcessFunction | CoMapFunction | CoFlatMapFunction):
+        return lambda left, right: _of_two(left.connect(right), function, {"output": output, "name": uid})
     if isinstance(function, CheckpointedProcessFunction):
         return lambda stream: stream.process_with_state(function, output=output, uid=uid)
     if isinstance(function, ProcessFunction):

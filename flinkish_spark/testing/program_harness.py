@@ -130,8 +130,8 @@ class ProgramHarness:
         function
             A KeyedProcessFunction, KeyedCoProcessFunction, VectorizedProcessFunction, ProcessFunction,
             CoProcessFunction, BroadcastProcessFunction, KeyedBroadcastProcessFunction,
-            CheckpointedProcessFunction, MapFunction, FlatMapFunction or FilterFunction; the last three with
-            a key or without.
+            CheckpointedProcessFunction, MapFunction, FlatMapFunction, FilterFunction, CoMapFunction or
+            CoFlatMapFunction; the last five with a key or without.
         inputs
             Fields of each input; of a broadcast function those of the broadcast one come second.
         settings
