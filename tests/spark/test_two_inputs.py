@@ -271,8 +271,8 @@ def test_what_cannot_be_one_stream_is_refused_before_anything_starts(spark: Any,
     env = environment(spark, tmp_path / "twice")
     orders = env.from_collection([("ann", 1, 1)], ORDERS, uid="orders")
     totals = orders.key_by("user").process(Totals(), output="user STRING, amount LONG", uid="totals")
-    more = totals.union(totals.get_side_output(OutputTag("odd", "user STRING, amount LONG")))
-    again = more.key_by("user").process(Totals(), output="user STRING, total LONG", uid="again")
+    more = totals.key_by("user").process(Totals(), output="user STRING, amount LONG", uid="more")
+    again = totals.union(more).key_by("user").process(Totals(), output="user STRING, total LONG", uid="again")
     again.sink_to(MemorySink(f"{tmp_path}/rows"), uid="out")
-    with pytest.raises(GraphError, match="reads 'totals' on two ways"):
+    with pytest.raises(GraphError, match="reads 'totals' on two ways, and another keyed operator"):
         env.execute()
