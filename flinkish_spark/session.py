@@ -22,6 +22,9 @@ DELTA_CONF = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
+#: Workers that have imported what they need when they start; see :mod:`flinkish_spark.runtime.python_daemon`.
+PRELOADING_CONF = {"spark.python.daemon.module": "flinkish_spark.runtime.python_daemon"}
+
 
 def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
     """Return the Spark settings that this package needs, with these JARs beside the shim.
@@ -83,7 +86,7 @@ def configure_spark_with_jars(
     >>> builder = SparkSession.builder.master("local[2,4]")
     >>> spark = configure_spark_with_jars(builder, "build/jars").getOrCreate()  # doctest: +SKIP
     """
-    return builder.config(map={**spark_conf([*pinned_jars(directory), *extra_jars])})
+    return builder.config(map={**spark_conf([*pinned_jars(directory), *extra_jars]), **_preloading(builder)})
 
 
 def configure_spark_with_delta_jars(
@@ -120,7 +123,8 @@ def configure_spark_with_delta_jars(
     ... ).getOrCreate()
     """
     jars = pinned_jars(directory, group="io.delta")
-    return builder.config(map={**DELTA_CONF, "spark.jars": ",".join(str(jar) for jar in jars)})
+    own_jars = ",".join(str(jar) for jar in jars)
+    return builder.config(map={**DELTA_CONF, "spark.jars": own_jars, **_preloading(builder)})
 
 
 def configure_spark_with_packages(
@@ -158,7 +162,15 @@ def configure_spark_with_packages(
     return builder.config(
         map={
             **spark_conf([]),
+            **_preloading(builder),
             "spark.jars.packages": ",".join([*pinned("spark"), *extra_packages]),
             "spark.jars.ivySettings": str(ivy_settings()),
         }
     )
+
+
+def _preloading(builder: SparkSession.Builder) -> dict[str, str]:
+    """Return the setting for preloaded workers, where it is sure that they find this package."""
+    # A cluster's executors may get it with --py-files, which come too late for a daemon.
+    master = str(builder._options.get("spark.master", ""))
+    return PRELOADING_CONF if master.startswith("local") else {}

@@ -12,6 +12,8 @@ from flinkish_spark.errors import EnvironmentFault
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
+#: Parses JSON as from_json does; see its Javadoc.
+JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ def jvm(spark: SparkSession) -> Any:
     return view
 
 
-def _has_class(spark: SparkSession, name: str) -> bool:
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Whether the driver's JVM has a class, and can load it."""
     try:
         loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
         jvm(spark).java.lang.Class.forName(name, False, loader)
@@ -48,17 +51,17 @@ def _has_class(spark: SparkSession, name: str) -> bool:
 
 def has_local_checkpoint_files(spark: SparkSession) -> bool:
     """Whether :data:`LOCAL_CHECKPOINT_FILES` can be loaded: the JAR is there, and fits this Spark."""
-    return getattr(spark, "_jvm", None) is not None and _has_class(spark, LOCAL_CHECKPOINT_FILES)
+    return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
 
 
 def probe(spark: SparkSession) -> SparkProbe:
     """Look once, at the start, what is on the class path."""
     return SparkProbe(
         version=spark.version,
-        has_shim=_has_class(spark, "io.github.flinkishspark.shim.KafkaStager"),
-        has_kafka_source=_has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider"),
-        has_delta=_has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
-        has_avro=_has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
+        has_shim=has_class(spark, "io.github.flinkishspark.shim.KafkaStager"),
+        has_kafka_source=has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider"),
+        has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
+        has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
     )
 
 

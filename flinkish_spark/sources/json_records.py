@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
@@ -75,9 +76,9 @@ def decoded(
         place = F.to_json(F.struct("topic", "partition", "offset"))
         message = F.concat(F.lit(UNREADABLE_MARKER), place)
         checked = F.when(passes | _is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        parsed = F.from_json(_text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
+        parsed = from_json(raw.sparkSession, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
         return raw.where(checked).select(parsed.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
-    counted = raw.withColumn(_PARSED, _parsed(value))
+    counted = raw.withColumn(_PARSED, _parsed(raw.sparkSession, value))
     is_bad = ~passes & _is_bad(F.col(_PARSED))
     if value.on_bad_record is OnBadRecord.DROP:
         name = DROPPED_METRIC + "_".join(topics)
@@ -88,7 +89,7 @@ def decoded(
 
 def bad_records(raw: DataFrame, value: Json) -> DataFrame:
     """Return the rows of `raw` whose value is not a JSON object of the declared schema."""
-    return raw.where(_is_bad(_parsed(value)))
+    return raw.where(_is_bad(_parsed(raw.sparkSession, value)))
 
 
 def _text() -> Column:
@@ -99,15 +100,17 @@ def _is_object() -> Column:
     """Whether a value looks like one JSON object from outside; false for null."""
     text = _text()
     trimmed = F.trim(text, F.lit(_WHITESPACE))
-    # The second half copies the value, so it is only for those that the first does not settle.
-    braced = (text.startswith("{") & text.endswith("}")) | (trimmed.startswith("{") & trimmed.endswith("}"))
+    is_braced = text.startswith("{") & text.endswith("}")
+    # Trimming looks for each character in a set, which is slow, so it is only for values that need it. In an
+    # `or` Spark would do it for all: it is asked for twice, and what is asked for twice it computes before.
+    braced = F.when(is_braced, F.lit(True)).otherwise(trimmed.startswith("{") & trimmed.endswith("}"))
     return F.coalesce(braced & F.is_valid_utf8(text), F.lit(False))
 
 
-def _parsed(value: Json) -> Column:
+def _parsed(spark: SparkSession, value: Json) -> Column:
     schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
     settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
-    return F.from_json(_text(), schema, settings)
+    return from_json(spark, _text(), schema, settings)
 
 
 def _is_bad(parsed: Column) -> Column:
