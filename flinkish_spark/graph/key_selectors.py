@@ -146,6 +146,17 @@ def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     return made
 
 
+def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
+    """Return the error of an operator that is keyed by the name of a field that its records do not have."""
+    return GraphError(
+        f"operator '{uid}' is keyed by '{key}', which its records do not have",
+        why=f"they have {', '.join(fields.names)}",
+        what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
+        'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
+        uid=uid,
+    )
+
+
 def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
     """Raise GraphError for a key of a type whose values cannot be compared."""
     if isinstance(kind, UNFIT_KEYS):
