@@ -88,6 +88,11 @@ class RowForm:
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return self._names
+
+    @property
     def width(self) -> int:
         """How many fields a row has."""
         return len(self._names)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -172,6 +172,7 @@ class SplitStreamReader(DataSourceStreamReader):
         place = partition.start if type(partition.start) is int else 0
         types = T.StructType([*self._source.record_type, *_PLACE])
         form = RowForm(types.names[: -len(_PLACE)])
+        whole = [at for at, field in enumerate(self._source.record_type) if _is_whole(field.dataType)]
         while True:
             # Only the work of the source and its records is named: Spark's own goes on at the yields.
             with named_failures(self._uid, "read"):
@@ -182,7 +183,7 @@ class SplitStreamReader(DataSourceStreamReader):
                 made = (
                     _with_place(one, partition.number, place, types)
                     if is_batch
-                    else (*_record(one, form), partition.number, place)
+                    else (*_record(one, form, whole), partition.number, place)
                 )
             count = one.num_rows if is_batch else 1
             if count:
@@ -197,14 +198,27 @@ _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.Lo
 _NO_MORE: Any = object()
 
 
-def _record(one: Any, form: RowForm) -> tuple[Any, ...]:
-    """Return the values of a record in the order of the schema; one with names goes by these."""
+def _is_whole(kind: T.DataType) -> bool:
+    return isinstance(kind, T.ByteType | T.ShortType | T.IntegerType | T.LongType)
+
+
+def _record(one: Any, form: RowForm, whole: Sequence[int]) -> tuple[Any, ...]:
+    """Return the values of a record in the order of the schema; one with names goes by these.
+
+    Parameters
+    ----------
+    whole
+        Which fields are whole numbers: Spark would cut a float down to one.
+    """
     try:
         values = form.tuple_of(one)
     except RowError as error:
         raise ValueError(f"it yielded {error}, or an Arrow RecordBatch") from None
     if len(values) != form.width:
         raise ValueError(f"it yielded {len(values)} values, and the schema has {form.width} fields")
+    for at in whole:
+        if isinstance(values[at], float):
+            raise ValueError(f"it yielded {values[at]!r} for '{form.names[at]}', which is a whole number")
     return values
 
 
