@@ -10,13 +10,16 @@ import pytest
 from flinkish_spark import (
     Emit,
     KeyedProcessFunction,
+    ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.errors import ConfigError, UserFunctionError
 from flinkish_spark.operators.keyed_context import StateNotDeclared, StateRedeclared
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.stream_functions import ProcessFunction
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import (
@@ -279,3 +282,15 @@ def test_times_are_never_guessed(kind: str, value: Any) -> None:
     harness = ProgramHarness(lambda orders: orders.map(lambda order: (value,), output=f"at {kind}"), ORDERS)
     with pytest.raises(UserFunctionError, match=r"field 'at' of type .* cannot hold .*: it (is a n|has a)"):
         harness.push(("ann", 1))
+
+
+def test_a_function_without_a_key_is_told_of_operator_list_state() -> None:
+    class Wants(CheckpointedProcessFunction):
+        def open(self, context: Any) -> None:
+            context.get_list_state(ListStateDescriptor("seen", "LONG"))
+
+        def process_element(self, value: Any, ctx: Any) -> Any:
+            yield value
+
+    with pytest.raises(KeyedStateWithoutKey, match=r"call get_operator_list_state\(.*\"seen\""):
+        ProgramHarness.of(Wants(), ORDERS, output=ORDERS, uid="own").push(("ann", 1))
