@@ -19,6 +19,11 @@ class Emit(enum.Enum):
     PER_KEY = "PER_KEY"
 
 
+def check_emit(emit: object) -> None:
+    """Raise ConfigError unless it is an Emit: a text would choose one of the two silently."""
+    instance_of("emit", emit, Emit, what_to_do="give Emit.PER_ELEMENT or Emit.PER_KEY")
+
+
 class Fold(enum.Enum):
     """What becomes of one field of several elements."""
 

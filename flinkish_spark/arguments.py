@@ -8,7 +8,7 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -122,6 +122,30 @@ def refuse_if_never_run(function: object, what: str) -> None:
             why=why,
             what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
         )
+
+
+def refuse_async(given: object, methods: Sequence[str], what: str) -> None:
+    """Refuse a function that is to yield rows, or an object with such methods, if a call runs nothing.
+
+    Parameters
+    ----------
+    methods
+        Names of those that are called; of a function none.
+    what
+        Names the operator.
+
+    Raises
+    ------
+    ConfigError
+        One is async.
+    """
+    for one in [getattr(given, name, None) for name in methods] or [given]:
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise ConfigError(
+                f"{one.__name__}() of {what} would never run",
+                why="it is async, and nobody awaits it",
+                what_to_do="define it with `def`; asyncio.run() can be called inside",
+            )
 
 
 def _why_never_run(function: object) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import KeyedCoProcessFunction, RichFunction
 from flinkish_spark.graph.declared import declare_operator
@@ -166,6 +167,7 @@ class KeyedConnectedStreams:
                 why="two streams are connected",
                 what_to_do="give it an instance of a KeyedCoProcessFunction subclass",
             )
+        refuse_async(function, ("process_element1", "process_element2", "on_timer"), f"'{uid}'")
         if output is None:
             calls = (function.process_element2, function.on_timer)
             output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)

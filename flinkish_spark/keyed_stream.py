@@ -13,12 +13,18 @@ from flinkish_spark.aggregates import (
     FieldAggregate,
     Fold,
     Ties,
+    check_emit,
 )
 from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastStream, same_job
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from flinkish_spark.graph.declared import accumulator_type, check_max_parallelism, declare_operator
+from flinkish_spark.graph.declared import (
+    accumulator_type,
+    check_keyed_function,
+    check_max_parallelism,
+    declare_operator,
+)
 from flinkish_spark.graph.operator_factories import (
     Aggregating,
     AggregatingColumns,
@@ -89,7 +95,7 @@ class KeyedStream(KeyedRecords):
         """
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
-        _check_function(function, uid)
+        check_keyed_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             call, timers = function.process_element, function.on_timer
             output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
@@ -121,6 +127,7 @@ class KeyedStream(KeyedRecords):
         uid, max_parallelism
             As of :meth:`process`.
         """
+        check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
         return self._keyed(reducing, None, uid, max_parallelism)
 
@@ -157,6 +164,7 @@ class KeyedStream(KeyedRecords):
         ConfigError
             It is to emit once per key, and the function has no `merge`.
         """
+        check_emit(emit)
         if output is None:
             output = aggregate_output(aggregate, None, f"'{uid}'")
         kind = accumulator_type(accumulator, uid)
@@ -285,11 +293,9 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None,
         max_parallelism: int | None,
     ) -> DataStream:
-        match emit:
-            case Emit.PER_ELEMENT:
-                return self._keyed(FoldingElements(aggregate, ttl), None, uid, max_parallelism)
-            case Emit.PER_KEY:
-                return self._keyed(FoldingColumns(aggregate, ttl), None, uid, max_parallelism)
+        check_emit(emit)
+        folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
+        return self._keyed(folding(aggregate, ttl), None, uid, max_parallelism)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
         """Divide each key's elements into windows.
@@ -388,11 +394,3 @@ class KeyedStream(KeyedRecords):
 
         node = declare_operator(self._environment, [self._entry], function, output, uid, max_parallelism)
         return DataStream(self._environment, node)
-
-
-def _check_function(function: object, uid: str) -> None:
-    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
-        raise GraphError(
-            f"process() of '{uid}' got a {type(function).__name__}",
-            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
-        )

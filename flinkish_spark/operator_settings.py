@@ -10,10 +10,19 @@ from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import (
     check_is_shuffle_partitions,
     checked_parallelism,
+    is_partitioning,
     shuffle_partitions,
 )
 from flinkish_spark.graph.python_transforms import RowTransform, TransformSettings, connected_ways
-from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, StreamNode, TransformNode
+from flinkish_spark.graph.stream_graph import (
+    KeyedNode,
+    SideNode,
+    SourceNode,
+    StreamNode,
+    TimedNode,
+    TransformNode,
+    UnionNode,
+)
 from flinkish_spark.protocol.ids import checked_name
 
 if TYPE_CHECKING:
@@ -90,6 +99,7 @@ class OperatorSettings:
 
         Its records go through a shuffle in front of it, as by `rebalance`; what follows runs in its tasks,
         too. Keyed operators have as many tasks as Spark has shuffle partitions; another number is refused.
+        So it is, when the job starts, of a function between two of them: it runs in the tasks of the first.
 
         Parameters
         ----------
@@ -112,8 +122,9 @@ class OperatorSettings:
         else:
             raise GraphError(
                 f"set_parallelism({asked}) was called on {self._what()}",
-                why="it has no number of tasks of its own: a source has as many as its system has partitions",
-                what_to_do=f"call rebalance({asked}) behind it",
+                why="it has no number of tasks of its own; a source has as many as its system has partitions",
+                what_to_do=f"call rebalance({asked}) behind it, or set_parallelism({asked}) right behind the "
+                "map(), flat_map(), filter() or process() that it is for",
             )
         return self
 
@@ -154,9 +165,20 @@ class OperatorSettings:
         return None
 
     def _what(self) -> str:
-        node = self._node
-        if isinstance(node, KeyedNode):
-            return f"the keyed operator '{node.uid}'"
-        if isinstance(node, SourceNode):
-            return f"the source '{node.uid}'"
-        return "a stream that no function of single records made"
+        node, settings = self._node, self._settings()
+        if settings is not None:
+            return f"the function '{settings.name}', which has no key"
+        match node:
+            case KeyedNode():
+                return f"the keyed operator '{node.uid}'"
+            case SourceNode():
+                return f"the source '{node.uid}'"
+            case SideNode():
+                return f"a side output of the keyed operator '{node.parent.uid}'"
+            case UnionNode():
+                return "a stream that is a union"
+            case TimedNode():
+                return "a stream that assign_timestamps_and_watermarks() made"
+            case TransformNode() if is_partitioning(node.function):
+                return "a stream whose records were only moved (rebalance() and the like)"
+        return "a stream that transform() made"

@@ -9,14 +9,23 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import GraphError
+from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.declared import check_same_fields
 from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker
 from flinkish_spark.graph.lookup_transforms import LookupTransform
-from flinkish_spark.graph.partitioning import is_partitioning
+from flinkish_spark.graph.partitioning import ByPartitioner, Spread, is_partitioning
 from flinkish_spark.graph.planned import TaggedStream
 from flinkish_spark.graph.python_transforms import RowTransform
-from flinkish_spark.graph.stream_graph import Feed, Inlet, KeyedNode, Leg, TransformNode
+from flinkish_spark.graph.stream_graph import (
+    Feed,
+    Inlet,
+    KeyedNode,
+    Leg,
+    StreamGraph,
+    TransformNode,
+    feeds,
+    operator_of,
+)
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
 from flinkish_spark.runtime.column_functions import AppendColumns
@@ -72,6 +81,61 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
             uid=uid,
         )
     return known
+
+
+def check_said_between(graph: StreamGraph, tasks: int) -> None:
+    """Refuse what is said of tasks between two keyed operators and cannot be kept.
+
+    Functions run there in the tasks of the operator in front, and its records are not moved before the one
+    behind distributes them.
+
+    Parameters
+    ----------
+    tasks
+        How many keyed operators have.
+
+    Raises
+    ------
+    ConfigError
+        A function is to have another number of tasks.
+    GraphError
+        A function follows `global_` or `partition_custom`, which say what it sees in one task.
+    """
+    for node in graph.operators:
+        for feed in feeds(node):
+            if operator_of(feed.base) is not None:
+                for leg in (leg for inlet in feed.inlets for leg in inlet.legs):
+                    steps = [one.function for one in leg.steps if isinstance(one, TransformNode)]
+                    _check_said(node.uid, steps, tasks)
+
+
+def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
+    moved = ""
+    for step in steps:
+        if isinstance(step, ByPartitioner):
+            moved = "partition_custom()"
+        elif is_partitioning(step):
+            moved = "global_()" if step == Spread(1) else ""
+        if not isinstance(step, RecordFunction):
+            continue
+        where = f"'{step.settings.name}' stands in front of the keyed operator '{uid}' and behind another one"
+        why = "functions between keyed operators run in the tasks of the one in front, as its records come"
+        if moved:
+            raise GraphError(
+                f"{where}, and {moved} says which records it sees in one task",
+                why=why,
+                what_to_do=f"leave {moved} out; or call key_by() with the key that belongs together, and "
+                "give the function as a keyed one",
+                uid=uid,
+            )
+        if step.settings.parallelism not in (None, tasks):
+            raise ConfigError(
+                f"{where}, and set_parallelism({step.settings.parallelism}) was called on it",
+                why=f"{why}, and these are {tasks}",
+                what_to_do=f"leave it out, or say {tasks}",
+                setting="parallelism",
+                value=step.settings.parallelism,
+            )
 
 
 def is_read_plainly(uid: str, feed: Feed) -> bool:

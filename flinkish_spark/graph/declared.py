@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import ConfigError, SchemaError, UserFunctionError
+from flinkish_spark.arguments import refuse_async
+from flinkish_spark.errors import ConfigError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime.columns import PREFIX
 from flinkish_spark.runtime.hinted_types import (
     NoSuchType,
@@ -128,6 +131,19 @@ def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType
         what_to_do="give the tag the fields of the stream",
         uid=uid,
     )
+
+
+def check_keyed_function(function: object, uid: str) -> None:
+    """Raise GraphError unless `process` of a keyed stream can call it, ConfigError if it would never run."""
+    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
+        given = (
+            f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
+        )
+        raise GraphError(
+            f"process() of '{uid}' got {given}",
+            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
+        )
+    refuse_async(function, ("process_element", "on_timer", "process_batch"), f"'{uid}'")
 
 
 def declare_operator(

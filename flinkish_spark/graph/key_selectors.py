@@ -11,6 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import refuse_if_never_run
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import check_can_be_sent
@@ -133,6 +134,7 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
 
 def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     call, rich = callable_of(function, "key_by()")
+    refuse_if_never_run(call, "the function of key_by()")
     kind = _hinted(call) if declared is None else _declared(declared)
     check_can_be_sent(call, "of", "key_by")
     if isinstance(kind, T.StructType):
@@ -142,6 +144,17 @@ def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     for part in made.parts:
         refuse_unfit_key(part.dataType, "the function of key_by() makes", part.name)
     return made
+
+
+def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
+    """Return the error of an operator that is keyed by the name of a field that its records do not have."""
+    return GraphError(
+        f"operator '{uid}' is keyed by '{key}', which its records do not have",
+        why=f"they have {', '.join(fields.names)}",
+        what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
+        'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
+        uid=uid,
+    )
 
 
 def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:

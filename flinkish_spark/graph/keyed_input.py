@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -12,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import GraphError
 from flinkish_spark.graph.branches import SharedRows
 from flinkish_spark.graph.declared import check_field_names, check_late_output, output_schema
-from flinkish_spark.graph.key_selectors import refuse_unfit_key
+from flinkish_spark.graph.key_selectors import no_such_key, refuse_unfit_key
 from flinkish_spark.graph.operator_factories import (
     ColumnFolding,
     FoldingWindows,
@@ -125,10 +126,24 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
     Raises
     ------
     GraphError
-        A part of the key cannot be one.
+        A part of the key is not there, or cannot be one.
     """
+    # Spark's names ignore case.
+    known = {name.lower() for name in given.schema.names}
+    for key in given.keys:
+        if isinstance(key, str) and key.lower() not in known:
+            raise no_such_key(node.uid, key, given.schema)
     keys = [F.col(C.quoted(k)) if isinstance(k, str) else k for k in given.keys]
-    return sent_by(node, given, _transport(node, given, keys))
+    try:
+        transport = _transport(node, given, keys)
+    except AnalysisException as error:
+        raise GraphError(
+            f"operator '{node.uid}' is keyed by an expression that Spark refuses",
+            why=str(error).partition("\n")[0],
+            what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
+            uid=node.uid,
+        ) from None
+    return sent_by(node, given, transport)
 
 
 def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:

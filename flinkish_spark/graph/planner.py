@@ -20,7 +20,12 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import named_chain, named_scan
 from flinkish_spark.graph.beginning import Beginning
-from flinkish_spark.graph.branches import functions_between, is_read_plainly, shared_inputs
+from flinkish_spark.graph.branches import (
+    check_said_between,
+    functions_between,
+    is_read_plainly,
+    shared_inputs,
+)
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.key_selectors import with_computed_keys
@@ -112,6 +117,7 @@ class Planner:
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
+        check_said_between(graph, self._partitions)
         self._graph = graph
         self._has_one_source = _has_one_source(graph)
         number_of_reporters = len(reporters(graph))

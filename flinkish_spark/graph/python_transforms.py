@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark import cloudpickle
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError, UserFunctionError
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.graph.located import LocatedTransform
@@ -175,6 +176,7 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
             "state call key_by(...) first and give a KeyedProcessFunction, or call process_with_state()",
         )
     call = function.process_element
+    refuse_async(function, ("process_element",), f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
     fields = _fields(output, call, name, is_iterable=True)
     return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
@@ -192,6 +194,8 @@ def co_process_rows(
             "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
             "broadcast stream",
         )
+    methods = ("process_element1", "process_element2")
+    refuse_async(function, methods, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
     fields = _fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.arguments import refuse_if_never_run
+from flinkish_spark.arguments import refuse_async, refuse_if_never_run
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import FilterFunction, FlatMapFunction, MapFunction, RichFunction
 from flinkish_spark.stream_functions import CoFlatMapFunction, CoMapFunction
@@ -93,7 +93,9 @@ def connected_calls(
 
 
 def _checked(made: RecordCall, method: str, uid: str | None) -> RecordCall:
-    if method != "flat_map":
+    if method == "flat_map":
+        refuse_async(made.call, (), _where(method, uid))
+    else:
         refuse_if_never_run(made.call, f"the function of {_where(method, uid)}")
     return made
 

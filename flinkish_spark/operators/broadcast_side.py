@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.operators.broadcast_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, tag_name
 from flinkish_spark.operators.group_run import Check, ElementFailed, Elements, Emitted, Progress, checked
 from flinkish_spark.operators.keyed_context import FunctionContext
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
@@ -81,7 +81,7 @@ class ContextFacts:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
-        self.emitted.side.setdefault(tag.name, []).append((taken(value), self.timestamp_ms))
+        self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
     def process(self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements) -> None:
         """Give elements to a function, with these facts as the context.

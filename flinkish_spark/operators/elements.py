@@ -55,3 +55,20 @@ class OutputTag:
 
     name: str
     output: OutputType
+
+
+def tag_name(tag: OutputTag) -> str:
+    """Return the name of the side output that a function emits to.
+
+    Raises
+    ------
+    TypeError
+        It is no OutputTag.
+    """
+    try:
+        return tag.name
+    except AttributeError:
+        raise TypeError(
+            f"output() got a {type(tag).__name__} as its tag; give it the OutputTag that get_side_output() "
+            "is called with: ctx.output(tag, row)"
+        ) from None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer, tag_name
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.timers import TimerQueue
@@ -268,7 +268,7 @@ class GroupRun:
             times.extend([timer.time_ms] * (len(rows) - len(times)))
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
-        self._emitted.side.setdefault(tag.name, []).append((taken(value), time_ms))
+        self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
 
     def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
         emitted = self._emitted

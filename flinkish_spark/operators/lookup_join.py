@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
-from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.elements import OutputTag, tag_name
 from flinkish_spark.operators.group_run import ElementFailed, Emitted
 from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.runtime.taken_values import taken
@@ -165,7 +165,7 @@ class _LookupContext:
         return self.timestamp_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self.emitted.side.setdefault(tag.name, []).append((taken(value), self.timestamp_ms))
+        self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
 
 def _is_known(key: Any) -> bool:

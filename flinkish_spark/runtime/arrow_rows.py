@@ -15,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
-from flinkish_spark.runtime.named_rows import RowError, RowForm, element_class
+from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.runtime.row_blocks import arrow_schema
+
+#: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
+_ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
 
 
 def to_values(column: pa.Array) -> list[Any]:
@@ -151,6 +155,8 @@ class RowWriter:
         for at, row in enumerate(rows):
             try:
                 self._form.tuple_of(row)
+            except NoRowError as error:
+                return OutputError(f"emitted {error}{_ROWS}", at)
             except RowError as error:
                 return OutputError(f"emitted {error}", at)
         raise AssertionError("a row was refused, and none is")
@@ -161,6 +167,9 @@ class RowWriter:
         except ValueMismatch as error:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"
+            if isinstance(error.value, OutputTag):
+                # As PyFlink does it.
+                says += "; a side output is emitted to by ctx.output(tag, row)"
             raise OutputError(says, at) from error
         required = self._required.get(field.name)
         missing = None if required is None else first_missing(required, array)

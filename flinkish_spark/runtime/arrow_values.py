@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,8 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_integer(kind) and float in set(map(type, column)):
         wrong: Any = next(v for v in column if isinstance(v, float))
         raise ValueMismatch(wrong, kind, "it is a float")
+    if pa.types.is_temporal(kind):
+        _check_times(column, kind)
     if pa.types.is_nested(kind):
         column = _plain(column, kind)
     try:
@@ -86,6 +89,19 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except _REFUSALS as error:
         wrong = next((v for v in column if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
+
+
+def _check_times(column: Sequence[Any], kind: pa.DataType) -> None:
+    """Refuse what Arrow would take for another time than Spark does, or than was meant."""
+    if any(issubclass(one, numbers.Number) for one in set(map(type, column))):
+        # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+        wrong: Any = next(value for value in column if isinstance(value, numbers.Number))
+        raise ValueMismatch(wrong, kind, "it is a number, and no time")
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        for value in column:
+            if getattr(value, "tzinfo", None) is not None:
+                reason = "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
+                raise ValueMismatch(value, kind, reason)
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:

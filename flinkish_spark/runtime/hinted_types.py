@@ -35,6 +35,7 @@ _PLAIN: dict[Any, T.DataType] = {
     bytes: T.BinaryType(),
     datetime.datetime: T.TimestampType(),
     datetime.date: T.DateType(),
+    datetime.timedelta: T.DayTimeIntervalType(),
     decimal.Decimal: T.DecimalType(38, 18),
 }
 _LISTS = (list, collections.abc.Sequence)
@@ -82,7 +83,10 @@ def fields_of(hint: Any) -> T.StructType:
     missing = [name for name in names if name not in hints]
     if missing:
         raise NoSuchType(f"the field {missing[0]!r} of {named(hint)} has no type hint")
-    return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
+    try:
+        return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
+    except RecursionError:
+        raise NoSuchType(f"{named(hint)} is a part of itself, and a type of Spark has an end") from None
 
 
 def field_names(record: Any) -> tuple[str, ...]:

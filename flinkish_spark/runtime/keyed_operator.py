@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.clock import wall_ms
-from flinkish_spark.errors import InternalError
+from flinkish_spark.errors import FlinkishError, InternalError
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
@@ -40,7 +40,7 @@ from flinkish_spark.runtime.broadcast_runners import (
     KeyedBroadcastRunner,
     UnkeyedBroadcastRunner,
 )
-from flinkish_spark.runtime.closing import close_with
+from flinkish_spark.runtime.closing import close_operator, close_with
 from flinkish_spark.runtime.group_runners import (
     GroupRunner,
     InputRows,
@@ -334,7 +334,14 @@ class KeyedOperator:
             # PySpark appends an empty frame to every batch, and pandas warns of it each time.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
-            self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
+            try:
+                self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
+            except (FlinkishError, *_STATE_FAULTS):
+                raise
+            except Exception as error:
+                close_operator(spec.operator, spec.uid)
+                what = f"open() of operator '{spec.uid}'"
+                raise self._blame(f"{type(error).__name__}: {error}", error, what=what) from error
             close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner

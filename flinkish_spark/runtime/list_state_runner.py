@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.operators.broadcast_side import ContextFacts
@@ -19,10 +19,11 @@ from flinkish_spark.operators.list_state import (
     redistribute,
 )
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
-from flinkish_spark.operators.without_keys import NoKeyedState
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.runtime.arrow_rows import RowWriter
 from flinkish_spark.runtime.broadcast_runners import PartitionDone, elements_of, place_of, written_or_blamed
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows, RowShape, rows_written
+from flinkish_spark.state import StateDescriptor
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,15 @@ class _Declaring(NoKeyedState):
         super().__init__(uid, max_parallelism)
         self.descriptors: list[OperatorListDescriptor] = []
         self.lists: OperatorLists
+
+    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
+        raise KeyedStateWithoutKey(
+            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; "
+            f'call get_operator_list_state(OperatorListDescriptor("{descriptor.name}", ...)), or put key_by()'
+            " before it and use a keyed function"
+        )
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
 
     def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
         """Return a state; called in `open` only, which declares it."""

@@ -23,6 +23,10 @@ class RowError(ValueError):
     """A row is none, or has other fields than were declared; says which."""
 
 
+class NoRowError(RowError):
+    """It is no row at all."""
+
+
 def element_class(names: Sequence[str]) -> Any:
     """Return the class of a stream's elements: a named tuple.
 
@@ -83,6 +87,16 @@ class RowForm:
         self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return self._names
+
+    @property
+    def width(self) -> int:
+        """How many fields a row has."""
+        return len(self._names)
+
     def tuples(self, rows: list[Any]) -> list[Any]:
         """Return rows as tuples, of whatever length those are that go by position.
 
@@ -133,7 +147,7 @@ class RowForm:
             return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
         if issubclass(kind, list):
             return tuple
-        raise RowError(f"a {kind.__name__}; a row is a tuple, Row, dict or dataclass")
+        raise NoRowError(f"a {kind.__name__}; a row is a tuple, Row, dict or dataclass")
 
     def _of_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
         if row.keys() != self._known:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.operators.elements import OutputTag
+from flinkish_spark.operators.elements import OutputTag, tag_name
 from flinkish_spark.runtime.columns import TIME
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_functions import ExpandRows
@@ -73,4 +73,4 @@ class _Context:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row to a side output."""
-        self.emitted.setdefault(tag.name, []).append(taken(value))
+        self.emitted.setdefault(tag_name(tag), []).append(taken(value))

@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.operators.subtask import Subtask, SubtaskFacts
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
@@ -75,15 +76,30 @@ class RowFunction:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open it in a worker for as long as a task lasts."""
+        """Open it in a worker for as long as a task lasts; it is closed, too, if it fails, even in `open`."""
+        try:
+            if self.rich is not None:
+                with self._called("open"):
+                    self.rich.open(StatelessContext(self.name, self.parallelism))
+            freeze_modules()
+            yield
+        except BaseException:
+            # What failed first is what is told.
+            if self.rich is not None:
+                close_operator(self.rich, self.name)
+            raise
         if self.rich is not None:
-            self.rich.open(StatelessContext(self.name, self.parallelism))
-        freeze_modules()
+            with self._called("close"):
+                self.rich.close()
+
+    @contextmanager
+    def _called(self, method: str) -> Iterator[None]:
         try:
             yield
-        finally:
-            if self.rich is not None:
-                self.rich.close()
+        except Exception as error:
+            what, says = f"{method}() of operator '{self.name}'", f"{type(error).__name__}: {error}"
+            told = json.dumps({"uid": self.name, "what": what, "error": says})
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
 
     def blamed(self, batch: pa.RecordBatch, at: int, error: Exception, says: str = "") -> OperatorFailed:
         """Return the error that stops the job, with the record's place if it has one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import is_dataclass
 from typing import Any
 
 from pyspark.sql import types as T
@@ -13,6 +14,7 @@ from flinkish_spark.arguments import refused_as_config_errors
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.runtime.named_rows import RowForm
 from flinkish_spark.sources.splits import SplitSource
 
 _ALL = "all"
@@ -26,9 +28,9 @@ class CollectionSource(SplitSource):
     Parameters
     ----------
     values
-        Tuples, dicts or Rows; single values if the schema has one field.
+        Tuples, named tuples, dicts, Rows or dataclasses; single values if the schema has one field.
     schema
-        ``"user STRING, amount LONG"``, or a StructType.
+        ``"user STRING, amount LONG"``, a StructType, a dataclass or a NamedTuple class.
     splits
         In how many parts they may be read at the same time; the parts' order among each other is not kept.
 
@@ -50,8 +52,12 @@ class CollectionSource(SplitSource):
     def __init__(self, values: Iterable[Any], schema: str | T.StructType, *, splits: int = 1) -> None:
         with refused_as_config_errors("give the number of parts to read at the same time"):
             checked_whole("splits", splits, least=1, most=10_000)
-        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-            raise ConfigError(f"values is {values!r}", what_to_do="give a list of records")
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+            raise ConfigError(
+                f"values is {values!r:.200}",
+                why="records have an order, the same at every start",
+                what_to_do="give a list of records",
+            )
         self.schema = output_schema(schema, "a collection")
         self.values: tuple[tuple[Any, ...], ...] = tuple(_checked(values, self.schema))
         self._parts = splits
@@ -109,6 +115,9 @@ def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:
         return tuple(value.get(name) for name in schema.names)
     if isinstance(value, T.Row) and hasattr(value, "__fields__"):
         return tuple(value[name] for name in schema.names)
+    if hasattr(value, "_fields") or is_dataclass(type(value)):
+        # By name, as what functions emit.
+        return RowForm(schema.names).tuple_of(value)
     if isinstance(value, list | tuple):
         return tuple(value)
     if len(schema) != 1:

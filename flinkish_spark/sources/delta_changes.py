@@ -20,7 +20,7 @@ from flinkish_spark.protocol.limits import (
     checked_whole,
 )
 from flinkish_spark.sources.base import Source
-from flinkish_spark.sources.delta_kinds import DeltaChanges
+from flinkish_spark.sources.delta_kinds import DeltaChanges, check_versions
 from flinkish_spark.sources.delta_records import DeltaRecordsSource
 from flinkish_spark.sources.rates import RateLimit
 
@@ -92,9 +92,7 @@ class DeltaSource(Source):
             checked_choice("changes", self.changes, DeltaChanges)
             checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
             checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
-            for name in ("starting_version", "ending_version"):
-                if getattr(self, name) is not None:
-                    checked_whole(name, getattr(self, name), least=0)
+            check_versions(self.starting_version, self.ending_version)
         object.__setattr__(self, "reader", Engine.of(self.reader, "reader"))
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
         instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)

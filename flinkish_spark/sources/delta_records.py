@@ -11,9 +11,9 @@ from pyspark.sql import types as T
 from flinkish_spark.arguments import refused_as_config_errors
 from flinkish_spark.errors import ConfigError, InputLostError
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.limits import UNLIMITED, Limit, checked_choice, checked_whole
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, checked_choice
 from flinkish_spark.sealed_objects import SealedObjects
-from flinkish_spark.sources.delta_kinds import DeltaChanges
+from flinkish_spark.sources.delta_kinds import DeltaChanges, check_versions
 from flinkish_spark.sources.delta_log import DELETE, INSERT, DeltaCommit, check_feed, commit_path
 from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
 from flinkish_spark.sources.delta_table import checked_folder, files_of, found_file, record_schema, rows_in
@@ -76,9 +76,7 @@ class DeltaRecordsSource(FileSource):
     ) -> None:
         with refused_as_config_errors("see the documentation of DeltaRecordsSource"):
             checked_choice("changes", changes, DeltaChanges)
-            for name, version in (("starting_version", starting_version), ("ending_version", ending_version)):
-                if version is not None:
-                    checked_whole(name, version, least=0)
+            check_versions(starting_version, ending_version)
         folder = checked_folder(path)
         snapshot = DeltaSnapshot.read(Path(folder))
         self._table_fields = record_schema(folder, snapshot)

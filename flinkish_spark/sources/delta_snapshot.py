@@ -71,9 +71,13 @@ class DeltaSnapshot:
             what = (
                 f"version {wanted} of the Delta table {table}" if newest >= 0 else f"the Delta table {table}"
             )
+            if newest < 0:
+                why = f"there is no Delta log ({table / _LOG}) with a version"
+            else:
+                why = f"its log has no version {missing[0]}" if missing else f"its newest version is {newest}"
             raise ConfigError(
                 f"{what} cannot be read",
-                why=f"its log has no version {missing[0]}" if missing else f"its newest version is {newest}",
+                why=why,
                 what_to_do="create the table first, or name a version whose log is still there",
             )
         snapshot = cls(table, wanted)

@@ -6,13 +6,14 @@ import enum
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
-from flinkish_spark.errors import ConfigError, InputLostError
+from flinkish_spark.errors import ConfigError, FlinkishError, InputLostError
 from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.protocol.limits import (
     MOST_MS,
@@ -179,7 +180,11 @@ class FileSource(SplitSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
-        return known.look(Path(self.path), self._pattern, self.format.rows), self.is_bounded
+        return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+
+    def _rows(self, path: str) -> int | None:
+        with _naming(path):
+            return self.format.rows(path)
 
     def _index(self, split: str, place: int) -> int:
         return place * self._parts + int(split)
@@ -197,7 +202,8 @@ class FileSource(SplitSource):
         for place in range(start, end):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
-            yield from self._records(file, path, schema)
+            with _naming(path):
+                yield from self._records(file, path, schema)
             # It may have been replaced while it was read.
             self._unchanged(file)
 
@@ -245,6 +251,18 @@ class FileSource(SplitSource):
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""
         return {"path": self.path, "pattern": self._pattern, "splits": self._parts, "end": self.is_bounded}
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let what cannot be read say in which file it is."""
+    try:
+        yield
+    except (FlinkishError, OSError):
+        # What is gone, or cannot be read now, says so itself.
+        raise
+    except Exception as error:
+        raise ValueError(f"the file {path} cannot be read as the schema says: {error}") from error
 
 
 def _fact(uid: str) -> str:

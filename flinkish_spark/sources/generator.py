@@ -9,6 +9,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, Unlimited, checked_limit, checked_whole
 from flinkish_spark.sources.generated import Field
 from flinkish_spark.sources.rates import RateLimit
@@ -66,6 +67,7 @@ class DataGeneratorSource(SplitSource):
         if not isinstance(fields, Mapping) or not fields:
             raise ConfigError(f"fields is {fields!r}", what_to_do='give fields by name: {"id": Counting()}')
         for name, field in fields.items():
+            instance_of("a name of fields", name, str, what_to_do='give fields by name: {"id": Counting()}')
             what_to_do = "give for example RandomLong(1, 100)"
             instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
         with refused_as_config_errors("see the documentation of DataGeneratorSource"):
@@ -73,6 +75,7 @@ class DataGeneratorSource(SplitSource):
             checked_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
             checked_whole("splits", splits, least=1, most=10_000)
         self.schema = T.StructType([T.StructField(name, field.type) for name, field in fields.items()])
+        check_field_names(self.schema, "a data generator")
         self.rate = RateLimit() if rate is None else rate
         self._fields, self._records, self._seed, self._parts = dict(fields), records, seed, splits
 

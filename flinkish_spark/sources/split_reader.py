@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ from flinkish_spark.errors import FlinkishError
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.held_channels import read_held
+from flinkish_spark.runtime.named_rows import RowError, RowForm
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
 from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
@@ -170,26 +171,55 @@ class SplitStreamReader(DataSourceStreamReader):
             found = iter(self._source.read(partition.split, partition.start, partition.end))
         place = partition.start if type(partition.start) is int else 0
         types = T.StructType([*self._source.record_type, *_PLACE])
+        form = RowForm(types.names[: -len(_PLACE)])
+        whole = [at for at, field in enumerate(self._source.record_type) if _is_whole(field.dataType)]
         while True:
+            # Only the work of the source and its records is named: Spark's own goes on at the yields.
             with named_failures(self._uid, "read"):
-                one = next(found, None)
-            if one is None:
-                return
-            if isinstance(one, tuple | list):
-                yield (*_by_name(one, types), partition.number, place)
-                place += 1
-            elif one.num_rows:
-                yield _with_place(one, partition.number, place, types)
-                place += one.num_rows
+                one = next(found, _NO_MORE)
+                if one is _NO_MORE:
+                    return
+                is_batch = hasattr(one, "num_rows")
+                made = (
+                    _with_place(one, partition.number, place, types)
+                    if is_batch
+                    else (*_record(one, form, whole), partition.number, place)
+                )
+            count = one.num_rows if is_batch else 1
+            if count:
+                yield made
+                place += count
 
 
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
 
 
-def _by_name(row: Any, types: T.StructType) -> tuple[Any, ...]:
-    """Return the values of a record in the order of the schema; a Row with names goes by these."""
-    names = getattr(row, "__fields__", None)
-    return tuple(row) if names is None else tuple(row[name] for name in types.names[: -len(_PLACE)])
+#: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
+_NO_MORE: Any = object()
+
+
+def _is_whole(kind: T.DataType) -> bool:
+    return isinstance(kind, T.ByteType | T.ShortType | T.IntegerType | T.LongType)
+
+
+def _record(one: Any, form: RowForm, whole: Sequence[int]) -> tuple[Any, ...]:
+    """Return the values of a record in the order of the schema; one with names goes by these.
+
+    Parameters
+    ----------
+    whole
+        Which fields are whole numbers: Spark would cut a float down to one.
+    """
+    try:
+        values = form.tuple_of(one)
+    except RowError as error:
+        raise ValueError(f"it yielded {error}, or an Arrow RecordBatch") from None
+    if len(values) != form.width:
+        raise ValueError(f"it yielded {len(values)} values, and the schema has {form.width} fields")
+    for at in whole:
+        if isinstance(values[at], float):
+            raise ValueError(f"it yielded {values[at]!r} for '{form.names[at]}', which is a whole number")
+    return values
 
 
 def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.graph.branches import check_said_between
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.stream_graph import SourceNode, StreamNode, legs
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
@@ -107,6 +108,7 @@ class ProgramHarness:
         graph = stream._environment.graph
         # Ways that a job could not take are refused here, too.
         chains_to(graph, stream._node)
+        check_said_between(graph, parallelism)
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:

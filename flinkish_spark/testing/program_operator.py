@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.branches import worker_between
-from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, refuse_unfit_key
+from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.graph.keyed_input import KeyedInput, Sent, Transport, sent_by
 from flinkish_spark.graph.keyed_plan import operator_and_shape
 from flinkish_spark.graph.stream_graph import (
@@ -350,12 +350,7 @@ def _key_field(uid: str, key: Key, fields: T.StructType) -> T.StructField:
             uid=uid,
         )
     if key not in fields.names:
-        raise GraphError(
-            f"operator '{uid}' is keyed by '{key}', which its records do not have",
-            why=f"they have {', '.join(fields.names)}",
-            what_to_do="name one of them",
-            uid=uid,
-        )
+        raise no_such_key(uid, key, fields)
     refuse_unfit_key(fields[key].dataType, f"operator '{uid}' is keyed by", key)
     return fields[key]
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.arguments import instance_of
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
+from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.checks import function_object, function_of_two, lateness_ms
@@ -95,6 +96,8 @@ def count_window(count: int) -> WindowSpec:
 
 def sliding_count_window(count: int, slide: int) -> WindowSpec:
     """Return windows over the last `count` elements of a key, at each `slide` more elements."""
+    with refused_as_config_errors("set slide to 1 or more"):
+        checked_whole("slide", slide, least=1)
     return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
 
 

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
-from flinkish_spark import CheckpointConfig, DeltaSink, KafkaSink, KeyedProcessFunction
+from flinkish_spark import CheckpointConfig, DeltaSink, KafkaSink, KeyedProcessFunction, MemorySink
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -123,6 +124,24 @@ def test_a_transaction_timeout_below_interval_and_restart_budget(spark, job_dir)
     sink = KafkaSink(NO_BROKER, "out", transaction_timeout_ms=61_999)
     env.from_dataframe(ticks(spark), uid="ticks").sink_to(sink, uid="out")
     assert_refused(env, ConfigError, job_dir, "61999 ms", "62000 ms", "restart_budget_ms")
+
+
+@pytest.mark.parametrize("is_expression", [False, True])
+def test_a_key_that_the_records_do_not_have(spark, job_dir, is_expression) -> None:
+    key = F.col("uzer") + 1 if is_expression else "uzer"
+    says = "an expression that Spark refuses" if is_expression else "'uzer', which its records do not have"
+    env = environment(spark, job_dir)
+    totals = env.from_dataframe(ticks(spark), uid="ticks").key_by(key).sum("amount", uid="totals")
+    totals.sink_to(MemorySink(job_dir.name), uid="out")
+    assert_refused(env, GraphError, job_dir, f"'totals' is keyed by {says}", "user, amount")
+
+
+def test_a_number_of_tasks_between_keyed_operators(spark, job_dir) -> None:
+    env = environment(spark, job_dir)
+    totals = env.from_dataframe(ticks(spark), uid="ticks").key_by("user").sum("amount", uid="totals")
+    mapped = totals.map(lambda total: total, output="user STRING, amount LONG").set_parallelism(31)
+    mapped.key_by("user").max("amount", uid="most").sink_to(MemorySink(job_dir.name), uid="out")
+    assert_refused(env, ConfigError, job_dir, "in front of the keyed operator 'most'", "set_parallelism(31)")
 
 
 def test_a_sink_topic_that_is_a_source_topic(spark, job_dir) -> None:

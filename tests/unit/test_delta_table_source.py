@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.sources import DeltaTableSource
+from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, DeltaTableSource
 from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
 from flinkish_spark.sources.split_positions import SplitPosition
 from tests.unit.test_file_source import reader_of
@@ -165,3 +165,13 @@ def test_what_is_not_there_is_refused(tmp_path) -> None:
     for path, version in [(tmp_path / "none", None), (tmp_path / "t", 7), ("relative", None), (tmp_path, -1)]:
         with pytest.raises(ConfigError):
             DeltaTableSource(str(path), version=version)
+    with pytest.raises(ConfigError, match="there is no Delta log"):
+        DeltaTableSource(str(tmp_path / "none"))
+
+
+def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> None:
+    Table(tmp_path / "t", n="long")
+    with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
+        DeltaSource("/t", DeltaChanges.FEED, starting_version=5, ending_version=4)
+    with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
+        DeltaRecordsSource(str(tmp_path / "t"), starting_version=5, ending_version=4)

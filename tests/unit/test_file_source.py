@@ -185,8 +185,12 @@ def test_records_of_every_format(folder, tmp_path, kind) -> None:
         (JsonLines(), '{"n": "x"}'),
         (JsonLines(), '{"n": 1'),
         (CsvFiles(), "n,name\nx,y\n"),
+        # Arrow would take the process with it.
+        (JsonLines(), 'null\n{"n": 1}'),
+        (JsonLines(), '{"n": 1}\n null \r\n'),
         (CsvFiles(), "m,name\n1,y\n"),
         (ParquetFiles(), None),
+        (ParquetFiles(), "no Parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> None:
@@ -195,7 +199,7 @@ def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> Non
     else:
         put(folder, "x", text)
     reader = reader_of(FileSource(str(folder), form, SCHEMA), tmp_path)
-    with pytest.raises(RuntimeError, match=r"read\(\) of source 'in'"):
+    with pytest.raises(RuntimeError, match=rf"\(\) of source 'in'.*the file {folder}/x cannot be read"):
         step(reader, reader.initialOffset())
 
 
@@ -220,6 +224,7 @@ def test_history_in_files_and_then_what_is_live(folder, tmp_path) -> None:
         lambda f: FileSource(f, TextLines(), "value LONG"),
         lambda f: FileSource(f, TextLines(), "a STRING, b STRING"),
         lambda f: FileSource(f, CsvFiles(), "a ARRAY<LONG>"),
+        lambda f: FileSource(f, JsonLines(), "a MAP<STRING, LONG>"),
         lambda f: FileSource(f, TextLines(), "value NUMBER"),
         lambda f: FileSource(f, TextLines(), "value STRING", splits=0),
         lambda f: FileSource(f, TextLines(), "value STRING", discovery="ONCE"),
@@ -246,3 +251,7 @@ def test_times_are_read_from_every_format(tmp_path) -> None:
     reader = reader_of(FileSource(str(tmp_path / "in"), ParquetFiles(), "at TIMESTAMP"), tmp_path)
     assert step(reader, reader.initialOffset())[1] == [(at, 0, 0)]
     FileSource(str(tmp_path / "in"), CsvFiles(), "at TIMESTAMP")
+    put(tmp_path / "in", "b.json", '{"at": "2026-01-02T03:04:05Z", "day": "2026-01-02"}\n{}\n')
+    texts = FileSource(str(tmp_path / "in"), JsonLines(), "day DATE, at TIMESTAMP", pattern="*.json")
+    reader = reader_of(texts, tmp_path / "of-json")
+    assert step(reader, reader.initialOffset())[1] == [(at.date(), at, 0, 0), (None, None, 0, 1)]

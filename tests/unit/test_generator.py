@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flinkish_spark.errors import ConfigError
+from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sources.generated import (
     Counting,
     RandomChoice,
@@ -107,6 +107,7 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
     [
         lambda: DataGeneratorSource({}),
         lambda: DataGeneratorSource({"id": 5}),
+        lambda: DataGeneratorSource({5: Counting()}),
         lambda: DataGeneratorSource({"id": Counting}),
         lambda: DataGeneratorSource({"id": Counting()}, records=-1),
         lambda: DataGeneratorSource({"id": Counting()}, splits=0),
@@ -127,3 +128,9 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
 def test_what_cannot_be_is_refused(make) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+def test_names_of_fields_are_looked_at() -> None:
+    for names in (("id", "ID"), ("_fs_seq",)):
+        with pytest.raises(SchemaError, match="a data generator has"):
+            DataGeneratorSource({name: Counting() for name in names})

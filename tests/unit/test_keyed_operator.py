@@ -556,6 +556,24 @@ def test_a_function_is_closed_when_a_task_gives_its_operator_up():
     assert closed == [True]
 
 
+def test_a_function_that_cannot_be_opened_is_closed_and_named():
+    calls = []
+
+    class Unopened(Emits):
+        def open(self, context):
+            calls.append("open")
+            raise LookupError("no table")
+
+        def close(self):
+            calls.append("close")
+            raise AttributeError("nothing to close")
+
+    with pytest.raises(OperatorFailed) as failed:
+        run(operator(Unopened({"user": "a"})), [frame([("a", 1)])], State())
+    assert calls == ["open", "close"]
+    assert "open() of operator 'totals' failed. because LookupError: no table" in str(classify(failed.value))
+
+
 def test_a_dict_and_a_missing_field_are_fine():
     assert run(operator(Emits({"user": "a"})), [frame([("a", 1)])], State()) == [("a", None, None)]
 

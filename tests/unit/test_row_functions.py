@@ -8,7 +8,7 @@ import decimal
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import pyarrow as pa
 import pytest
@@ -19,6 +19,7 @@ from flinkish_spark.errors import GraphError, SchemaError, UserFunctionError
 from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.python_transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.failures import RepeatableUserError, classify
 from flinkish_spark.runtime.hinted_types import NoSuchType, fields_of, type_of
 from flinkish_spark.runtime.keyed_operator import OperatorFailed, Origins
 
@@ -128,6 +129,55 @@ def test_a_function_without_a_key_has_no_state() -> None:
         map_rows(WantsState(), "t STRING", "mine")(frame)
 
 
+class Failing(Prefix):
+    """Raises in the methods that it is told of, and says in which it was called."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+
+    def _call(self, method: str) -> None:
+        Failing.calls.append(method)
+        if method in self.failing:
+            raise LookupError(f"no table in {method}")
+
+    def open(self, context: Any) -> None:
+        self._call("open")
+        super().open(context)
+
+    def map(self, value: Any) -> tuple[str]:
+        self._call("map")
+        return super().map(value)
+
+    def close(self) -> None:
+        self._call("close")
+
+
+@pytest.mark.parametrize(
+    ("failing", "calls", "told"),
+    [
+        (["open"], ["open", "close"], "open() of operator 'mine'"),
+        (["open", "close"], ["open", "close"], "open() of operator 'mine'"),
+        (["close"], ["open", "map", "close"], "close() of operator 'mine'"),
+        (["map"], ["open", "map", "close"], "the function of operator 'mine'"),
+        # What failed first is told, and what it was said at the record.
+        (["map", "close"], ["open", "map", "close"], "the function of operator 'mine'"),
+    ],
+)
+def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
+    failing: list[str], calls: list[str], told: str
+) -> None:
+    Failing.calls.clear()
+    frame: Any = Frame(rows(("a", 1)))
+    with pytest.raises(OperatorFailed) as failed:
+        map_rows(Failing(*failing), "t STRING", "mine")(frame)
+    assert Failing.calls == calls
+    error = classify(failed.value)
+    assert isinstance(error, RepeatableUserError)
+    assert told in str(error) and f"LookupError: no table in {failing[0]}" in str(error)
+
+
 @pytest.mark.parametrize(
     "transform,says",
     [
@@ -179,6 +229,17 @@ def test_hints_say_the_fields() -> None:
 
     assert inferred_output(one, "it", is_iterable=False) == fields_of(Word)
     assert inferred_output(some, "it", is_iterable=True) == fields_of(Pair)
+
+
+@dataclasses.dataclass
+class Tree:
+    left: Tree | None
+
+
+def test_a_class_that_is_a_part_of_itself_is_refused_and_a_span_of_time_is_an_interval() -> None:
+    with pytest.raises(NoSuchType, match="Tree is a part of itself"):
+        fields_of(Tree)
+    assert type_of(datetime.timedelta | None) == T.DayTimeIntervalType()
 
 
 @pytest.mark.parametrize("hint", [object, set[int], int | str, list, complex, Any])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -194,6 +196,55 @@ def test_rows_with_names_go_by_their_names(tmp_path) -> None:
 
     reader = reader_of(Named({"a": 1}), tmp_path)
     assert step(reader, reader.initialOffset())[1] == [(1, "x", 0, 0)]
+
+
+class Pair(NamedTuple):
+    text: str
+    n: int
+
+
+@dataclass
+class PairOfFields:
+    text: str
+    n: int
+
+
+class Yields(Counters):
+    schema = "n LONG, text STRING"
+
+    def __init__(self, *records: object) -> None:
+        super().__init__({"a": len(records)})
+        self.records = records
+
+    def read(self, split, start, end):
+        yield from self.records[start:end]
+
+
+@pytest.mark.parametrize("record", [Pair("x", 1), PairOfFields("x", 1), {"text": "x", "n": 1}, [1, "x"]])
+def test_a_record_of_any_form_goes_as_what_a_function_emits(tmp_path, record) -> None:
+    reader = reader_of(Yields(record, (2, "y")), tmp_path)
+    assert step(reader, reader.initialOffset())[1] == [(1, "x", 0, 0), (2, "y", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (None, "it yielded a NoneType; a row is a tuple"),
+        (7, "it yielded a int; a row is a tuple"),
+        # Spark would cut it.
+        ((1.5, "x"), "it yielded 1.5 for 'n', which is a whole number"),
+        ((1,), "it yielded 1 values, and the schema has 2 fields"),
+        ({"n": 1, "m": 2}, "it yielded the field 'm', declared are n, text"),
+        (pa.record_batch({"n": [1]}), "text"),
+        (pa.record_batch({"n": ["one"], "text": ["x"]}), "one"),
+    ],
+)
+def test_what_is_no_record_is_an_error_and_never_the_end(tmp_path, record, says) -> None:
+    reader = reader_of(Yields((1, "x"), record, (2, "y")), tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        step(reader, reader.initialOffset())
+    error = classify(caught.value)
+    assert "read() of source 'in' failed" in str(error) and says in str(error)
 
 
 def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
@@ -391,7 +442,18 @@ def test_a_value_that_does_not_fit_is_named(value) -> None:
         CollectionSource([1, value], "n LONG")
 
 
+def test_a_collection_takes_records_with_names() -> None:
+    records = [Pair("x", 1), PairOfFields("y", 2), {"n": 3}, Row(text="z", n=4), (5, "v")]
+    source = CollectionSource(records, "n LONG, text STRING")
+    assert source.values == ((1, "x"), (2, "y"), (3, None), (4, "z"), (5, "v"))
+    assert CollectionSource([PairOfFields("x", 1)], PairOfFields).values == (("x", 1),)
+    with pytest.raises(SchemaError, match=r"record 0 .* the field 'text', declared are n"):
+        CollectionSource([Pair("x", 1)], "n LONG")
+
+
 def test_a_collection_is_given_as_a_list() -> None:
+    with pytest.raises(ConfigError, match="the same at every start"):
+        CollectionSource({"b", "a"}, "n STRING")
     with pytest.raises(ConfigError, match="values is 'abc'"):
         CollectionSource("abc", "n STRING")
     with pytest.raises(ConfigError, match="splits"):

@@ -17,6 +17,7 @@ from flinkish_spark.graph.stream_graph import KeyedNode, SourceNode, TimedNode, 
 from flinkish_spark.sinks.base import Sink
 from flinkish_spark.sources.base import Source
 from flinkish_spark.stream_functions import ProcessFunction
+from flinkish_spark.testing import ProgramHarness
 from tests.support import TOTAL, RunningTotal
 from tests.unit.test_process_functions import REFUSED, Split
 
@@ -54,6 +55,10 @@ def keyed(stream: DataStream, uid: str = "totals", **settings: Any) -> DataStrea
 def function_of(stream: DataStream) -> Any:
     assert isinstance(stream._node, TransformNode)
     return stream._node.function
+
+
+def same(record: Any) -> Any:
+    return record
 
 
 class Upper(MapFunction):
@@ -104,6 +109,54 @@ def test_a_function_may_have_its_own_number_of_tasks(orders: DataStream) -> None
     assert function_of(checked).settings.parallelism == 6
     # Its side outputs are of the same function.
     assert function_of(checked.get_side_output(REFUSED)).settings.parallelism == 6
+
+
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [
+        (
+            lambda totals: totals.map(same, output=TOTAL).set_parallelism(3),
+            r"set_parallelism\(3\) was called",
+        ),
+        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) says which records"),
+        (
+            lambda totals: totals.partition_custom(lambda key, tasks: 0, "user").filter(bool),
+            r"partition_custom\(\) says which records",
+        ),
+    ],
+)
+def test_what_is_said_of_tasks_between_keyed_operators_and_cannot_be_kept_is_refused(
+    between: Any, says: str
+) -> None:
+    def program(orders: DataStream) -> DataStream:
+        return keyed(between(keyed(orders)).key_by("user").max("total", uid="most"), "again")
+
+    with pytest.raises((ConfigError, GraphError), match=f"in front of the keyed operator 'most' .*{says}"):
+        ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
+
+
+def test_what_changes_nothing_between_keyed_operators_is_left_out() -> None:
+    def program(orders: DataStream) -> DataStream:
+        mapped = keyed(orders).global_().rebalance(3).map(same, output=TOTAL).set_parallelism(4)
+        return mapped.global_().key_by("user").max("total", uid="most")
+
+    harness = ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
+    harness.push(("ann", 3))
+    assert [tuple(row) for row in harness.take().rows] == [("ann", 3)]
+
+
+def test_errors_say_what_a_setting_was_called_on(orders: DataStream) -> None:
+    mapped, totals = orders.map(Upper(), output="user STRING").name("upper"), keyed(orders)
+    for stream, what in [
+        (mapped, "the function 'upper'"),
+        (orders.union(orders), "a stream that is a union"),
+        (orders.transform(lambda frame: frame), r"a stream that transform\(\) made"),
+        (orders.rebalance(), "a stream whose records were only moved"),
+        (totals.get_side_output(REFUSED), "a side output of the keyed operator 'totals'"),
+        (orders.assign_timestamps_and_watermarks(BOUNDED), "a stream that assign_timestamps"),
+    ]:
+        with pytest.raises(GraphError, match=rf"set_max_parallelism\(8\) was called on {what}"):
+            stream.set_max_parallelism(8)
 
 
 def test_keyed_operators_have_as_many_tasks_as_shuffle_partitions(orders: DataStream) -> None:

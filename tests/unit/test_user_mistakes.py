@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
 
 from flinkish_spark import (
+    Emit,
     KeyedProcessFunction,
+    ListStateDescriptor,
     MapStateDescriptor,
+    OutputTag,
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
+from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
+from flinkish_spark.errors import ConfigError, UserFunctionError
 from flinkish_spark.operators.keyed_context import StateNotDeclared, StateRedeclared
+from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.stream_functions import ProcessFunction
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
@@ -169,3 +177,120 @@ def test_window_functions_with_states_of_their_own_go_on() -> None:
         harness.push(("ann", 1), time_ms)
         harness.watermark(time_ms + 8)
     assert [tuple(row) for row in harness.take().rows] == [("ann", 1, 1), ("ann", 2, 1)]
+
+
+# -- functions that emit ----------------------------------------------------------------------------------
+
+
+LATE = OutputTag("late", ORDERS)
+
+
+def keyed(method: Any) -> Any:
+    return type("Own", (KeyedProcessFunction,), {"process_element": method})()
+
+
+def plain(method: Any) -> Any:
+    return type("Own", (ProcessFunction,), {"process_element": method})()
+
+
+def pushed(function: Any) -> ProgramHarness:
+    more = {"key": "user"} if isinstance(function, KeyedProcessFunction) else {}
+    harness = ProgramHarness.of(function, ORDERS, output=ORDERS, uid="own", side_outputs=[LATE], **more)
+    harness.push(("ann", 1))
+    return harness
+
+
+@pytest.mark.parametrize("make", [keyed, plain])
+def test_a_row_that_is_returned_and_not_yielded_says_what_to_write(make: Any) -> None:
+    for returned in (("ann", 1), {"user": "ann", "amount": 1}):
+        with pytest.raises(UserFunctionError, match=r"emitted a str; .* yields each, or returns a list"):
+            pushed(make(lambda self, value, ctx, returned=returned: returned))
+
+
+@pytest.mark.parametrize("make", [keyed, plain])
+def test_a_side_output_is_named_by_its_tag_and_is_no_row(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"output\(\) got a str as its tag; give it the OutputTag"):
+        pushed(make(lambda self, value, ctx: ctx.output("late", value)))
+    # As PyFlink does it.
+    with pytest.raises(UserFunctionError, match=r"is emitted to by ctx.output\(tag, row\)"):
+        pushed(make(lambda self, value, ctx: [(LATE, value)]))
+    assert pushed(make(lambda self, value, ctx: ctx.output(LATE, value))).take().side["late"]
+
+
+async def waiting(self: Any, value: Any, ctx: Any) -> Any:
+    return value
+
+
+async def waiting_for_each(self: Any, value: Any, ctx: Any) -> Any:
+    yield value
+
+
+@pytest.mark.parametrize("method", [waiting, waiting_for_each])
+def test_functions_that_nobody_awaits_are_refused(method: Any) -> None:
+    for make in (keyed, plain):
+        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+            pushed(make(method))
+    for call in ("flat_map", "key_by"):
+        with pytest.raises(ConfigError, match="would never run"):
+            ProgramHarness(lambda orders, call=call: getattr(orders, call)(method), ORDERS)
+
+
+@pytest.mark.parametrize("call", ["sum", "max_by", "reduce"])
+@pytest.mark.parametrize("emit", ["PER_ELEMENT", "PER_KEY", None])
+def test_a_text_chooses_no_way_of_emitting(call: str, emit: Any) -> None:
+    given: Any = (lambda first, second: first) if call == "reduce" else "amount"
+
+    def program(orders: Any) -> Any:
+        return getattr(orders.key_by("user"), call)(given, uid="own", emit=emit)
+
+    with pytest.raises(ConfigError, match=r"give Emit\.PER_ELEMENT or Emit\.PER_KEY"):
+        ProgramHarness(program, ORDERS)
+
+
+def test_the_slide_of_a_count_window_is_named() -> None:
+    with pytest.raises(ConfigError, match="slide is 0"):
+        ProgramHarness(lambda orders: orders.key_by("user").count_window(2, 0), ORDERS)
+
+
+@pytest.mark.parametrize("emit", Emit)
+@pytest.mark.parametrize(("call", "days"), [("sum", 3), ("min", 1), ("max", 2), ("min_by", 1), ("max_by", 2)])
+def test_spans_of_time_are_aggregated_on_both_ways(call: str, days: int, emit: Emit) -> None:
+    def program(calls: Any) -> Any:
+        return getattr(calls.key_by("user"), call)("lasted", uid="own", emit=emit)
+
+    harness = ProgramHarness(program, "user STRING, lasted INTERVAL DAY TO SECOND")
+    harness.push_all([(("ann", datetime.timedelta(days=one)), None) for one in (1, 2)])
+    harness.push(("ann", None))
+    assert tuple(harness.take().rows[-1]) == ("ann", datetime.timedelta(days=days))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        # Arrow would take them for microseconds, or days.
+        ("TIMESTAMP", 1_577_836_800_000),
+        ("DATE", 20_200_101),
+        ("INTERVAL DAY TO SECOND", 1.5),
+        # Arrow would make it UTC's, Spark keeps the wall clock's.
+        (
+            "TIMESTAMP_NTZ",
+            datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
+        ),
+    ],
+)
+def test_times_are_never_guessed(kind: str, value: Any) -> None:
+    harness = ProgramHarness(lambda orders: orders.map(lambda order: (value,), output=f"at {kind}"), ORDERS)
+    with pytest.raises(UserFunctionError, match=r"field 'at' of type .* cannot hold .*: it (is a n|has a)"):
+        harness.push(("ann", 1))
+
+
+def test_a_function_without_a_key_is_told_of_operator_list_state() -> None:
+    class Wants(CheckpointedProcessFunction):
+        def open(self, context: Any) -> None:
+            context.get_list_state(ListStateDescriptor("seen", "LONG"))
+
+        def process_element(self, value: Any, ctx: Any) -> Any:
+            yield value
+
+    with pytest.raises(KeyedStateWithoutKey, match=r"call get_operator_list_state\(.*\"seen\""):
+        ProgramHarness.of(Wants(), ORDERS, output=ORDERS, uid="own").push(("ann", 1))
