@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+from pyspark.sql import SparkSession
+
 from flinkish_spark.jars import shim_jar
+from flinkish_spark.session import configure_spark_with_jars
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
 
     from flinkish_spark.testing.broker import LocalBroker
 
@@ -39,6 +41,23 @@ def test_a_kafka_topic_written_is_read(
 
 def test_the_shim_is_on_the_class_path(spark: SparkSession) -> None:
     assert shim_jar().name in spark.conf.get("spark.jars", "")
+
+
+def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None:
+    def parent(_: int) -> str:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text()
+
+    (daemon,) = spark.sparkContext.parallelize([0], 1).map(parent).collect()
+    assert "flinkish_spark.runtime.python_daemon" in daemon
+
+
+@pytest.mark.parametrize(
+    ("master", "is_ours"), [("local[2]", True), ("spark://driver:7077", False), ("", False)]
+)
+def test_a_daemon_of_ours_is_for_local_masters(master: str, is_ours: bool) -> None:
+    builder = SparkSession.Builder().config("spark.app.name", "any")
+    configured = configure_spark_with_jars(builder.master(master) if master else builder, BUILD / "jars")
+    assert ("spark.python.daemon.module" in configured._options) is is_ours
 
 
 def test_spark_fetches_the_pinned_jars_by_itself(tmp_path: Path) -> None:

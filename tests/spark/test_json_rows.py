@@ -1,0 +1,131 @@
+"""JSON by our parser is what from_json makes of it, of good values and of bad ones."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.runtime.ddl import parse_ddl
+
+SCHEMA = parse_ddl(
+    "s STRING, l LONG, i INT, d DOUBLE, f FLOAT, b BOOLEAN, t TIMESTAMP, n DECIMAL(10,2), "
+    "x STRUCT<a: STRING, c: ARRAY<INT>>, m MAP<STRING,DOUBLE>, by BINARY, da DATE, corrupt STRING"
+)
+VALUES = (
+    '{"s":"a","l":1}',
+    '{"s":{"a" : 1 , "b":[1, 2.0,1e3]},"l":1}',
+    '{"s": 1.50}',
+    '{"d":"NaN","f":"-INF"}',
+    '{"d":NaN}',
+    '{"x":{"a":"q","c":[1,2,null]}}',
+    '{"m":{"a":1,"b":2.5}}',
+    '{"s":"a","s":"b"}',
+    '{"t":"2026-01-01 10:00:00"}',
+    '{"t":"2026-01-01T10:00:00.123+02:00"}',
+    '{"n":12.345,"by":"AQID","da":"2026-02-28"}',
+    '{"s":"\\ud83d\\ude00"}',
+    '{"s":"\\ud83d"}',
+    '{"s":"é ü 中 😀"}',
+    '\n {"s":"x"}\t',
+    "{}",
+)
+ODD = (
+    '{"a":1}{"b":2}',
+    '{"s":"x"} trailing }',
+    "{",
+    "}",
+    "[]",
+    "null",
+    "",
+    '{\x00"s":1}',
+    '\x00{"s":1}',
+    '\ufeff{"s":"x"}',
+    '{"s":"' + "x" * 70_000 + 'é"}',
+    '{"unknown":' + "[" * 1_200 + "]" * 1_200 + ',"s":1}',
+    '{"l":' + "1" * 1_200 + "}",
+    '{"s":"tab\tin"}',
+    '{"\\u0073":"escaped"}',
+    '{"S":"another case"}',
+)
+PIECES = (
+    *('"s"', '"x"', '"a"', ":", ",", "{", "}", "[", "]", "1", "1.5", "1e5", "1E400", "-0", "01", '"NaN"'),
+    *(
+        "NaN",
+        "true",
+        "null",
+        '"\\ud800"',
+        '"é"',
+        " ",
+        "\n",
+        "/*c*/",
+        "'a'",
+        "\x00",
+        "\ufeff",
+        '""',
+        ".5",
+        "+1",
+    ),
+)
+SETTINGS = {"columnNameOfCorruptRecord": "corrupt", "allowSingleQuotes": "false"}
+
+
+def changed(value: str, chance: random.Random) -> str:
+    letters = list(value)
+    for _ in range(chance.randrange(4)):
+        place = chance.randrange(len(letters) + 1)
+        if chance.random() < 0.5:
+            del letters[place : place + 1]
+        else:
+            letters.insert(place, chance.choice(PIECES))
+    return "".join(letters)
+
+
+def test_every_value_is_read_as_by_spark(spark: Any) -> None:
+    chance = random.Random(7)
+    values = [*VALUES, *ODD, *(changed(chance.choice(VALUES), chance) for _ in range(4_000))]
+    frame = spark.createDataFrame([(value,) for value in values], "value STRING")
+    settings = {"mode": "PERMISSIVE", **SETTINGS}
+    text = F.col("value")
+    both = frame.select(
+        text,
+        F.from_json(text, SCHEMA, settings).alias("sparks"),
+        from_json(spark, text, SCHEMA, settings).alias("ours"),
+    )
+    assert "JsonRows" not in str(both.schema) and both.schema["ours"].dataType == SCHEMA
+
+    def shown(name: str) -> Column:
+        # What is bad may be filled in part; nothing of that is ever used.
+        row = F.col(name)
+        bad = F.struct(F.lit(True).alias("is_bad"))
+        as_text = F.to_json(F.struct(row.alias("row")))
+        return F.when(row["corrupt"].isNotNull(), F.to_json(bad)).otherwise(as_text)
+
+    different = both.where(~shown("sparks").eqNullSafe(shown("ours")))
+    assert [row.value for row in different.select("value").take(5)] == []
+    good = both.where(F.col("ours").isNotNull() & F.col("ours")["corrupt"].isNull()).count()
+    assert 0.2 * len(values) < good < 0.8 * len(values), "both kinds are there"
+
+
+@pytest.mark.parametrize("value", ['{"l":"text"}', '{"s":', '{"t":"never"}', "[1]"])
+def test_bad_values_fail_fast_as_by_spark(spark: Any, value: str) -> None:
+    frame, errors = spark.createDataFrame([(value,)], "value STRING"), []
+    settings = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
+    text = F.col("value")
+    for parsed in (F.from_json(text, SCHEMA, settings), from_json(spark, text, SCHEMA, settings)):
+        with pytest.raises((PySparkException, Py4JJavaError)) as raised:
+            frame.select(parsed.alias("row")).collect()
+        errors.append(re.findall(r"\[[A-Z_.]{9,}\]", str(raised.value))[:1])
+    assert errors[0] == errors[1] != []
+
+
+def test_without_the_jar_it_is_sparks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
+    assert "from_json" in str(from_json(spark, F.col("value"), SCHEMA, {"mode": "FAILFAST"}))
