@@ -32,6 +32,8 @@ from tests.bench.groups import GROUPS, VARIANTS, picked
 from tests.bench.results import Results, revision
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Number of the first run that is of no round.
+_FIRST_WARM_UP = 1_000
 DEFAULTS = {"events": 600_000, "batch": 100_000, "keys": 10_000}
 
 
@@ -52,13 +54,16 @@ class Worker:
             stderr=log, text=True, start_new_session=True,
         )  # fmt: skip
         self.variant = variant
+        #: How long its runs have taken so far.
+        self.worked_s = 0.0
 
     def wait_until_ready(self):
         self._answer()
 
     def run(self, number):
-        before = self._cpu_seconds()
+        before, begun = self._cpu_seconds(), time.monotonic()
         answer = self._ask(f"run {number}")
+        self.worked_s += time.monotonic() - begun
         answer["cpu_seconds"] = self._cpu_seconds() - before
         return answer
 
@@ -132,6 +137,12 @@ def parse_args():
         default=5,
         help="that count, behind the one that warms up and is checked; 0: that one only",
     )
+    parser.add_argument(
+        "--warm-up-s",
+        type=float,
+        default=60.0,
+        help="seconds of work that each variant has behind it before the first round that counts",
+    )
     parser.add_argument("--events", type=int, help="default: what the group needs, 600,000 for most")
     parser.add_argument("--batch", type=int, help="records of a micro-batch, at most")
     parser.add_argument("--keys", type=int)
@@ -201,6 +212,8 @@ def measure(variants, results, args):
             with _alone(args.lock):
                 for worker, _ in _round(workers, 0):
                     say(f"check {worker.variant}: {worker.check(0, orders)}")
+                for worker in workers:
+                    _warm_up(worker, args.warm_up_s)
             while len(results.rounds) < args.rounds:
                 number = len(results.rounds) + 1
                 with _alone(args.lock):
@@ -224,6 +237,14 @@ def _alone(lock):
         yield
     # Who waits for it gets it before this process asks again.
     time.sleep(1)
+
+
+def _warm_up(worker, least_s):
+    """Let a variant run until it has worked for so long; JVMs compile for a minute, however fast the work."""
+    number = _FIRST_WARM_UP
+    while worker.worked_s < least_s:
+        say(f"warming up {worker.variant}: {worker.run(number)}")
+        number += 1
 
 
 def _round(workers, number):
