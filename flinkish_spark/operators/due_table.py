@@ -23,7 +23,7 @@ DUE_FIELDS = {
     TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
     TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
 }
-FROM, TO = SlotForm.KEY_AND_WINDOW.value
+FROM, TO = SlotForm.KEY_AND_WINDOW.columns
 _NONE: Array = np.empty(0, dtype=np.int64)
 
 

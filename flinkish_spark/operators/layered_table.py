@@ -170,7 +170,7 @@ class LayeredTable:
     @property
     def _slot_names(self) -> set[str]:
         """Names of the columns that tell entries apart."""
-        return {HASH, *self.layout.form.value, *(f"key_{at}" for at in range(len(self.layout.keys)))}
+        return {HASH, *self.layout.form.columns, *(f"key_{at}" for at in range(len(self.layout.keys)))}
 
     def rows(self) -> Iterable[Row]:
         """Return all living entries; for readers of checkpoints and for savepoints."""

@@ -57,13 +57,22 @@ class StateValueError(ValueError):
     """A function gave a state a value that does not fit the declared type."""
 
 
+_SLOT_COLUMNS = {"key": (), "key and window": _WINDOW, "timer": (TIME, *_WINDOW)}
+
+
 class SlotForm(enum.Enum):
     """What tells the entries of one state apart, and which columns that is besides the key's."""
 
-    KEY = ()
-    KEY_AND_WINDOW = _WINDOW
+    KEY = "key"
+    KEY_AND_WINDOW = "key and window"
     #: A slot is a Timer; its window may be null.
-    TIMER = (TIME, *_WINDOW)
+    TIMER = "timer"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        # They are no values of the members: Python 3.11.2 makes an object of a member that is `()`.
+        return _SLOT_COLUMNS[self.value]
 
     def split(self, slots: Sequence[Any]) -> tuple[Sequence[Any], list[Sequence[Any]]]:
         """Return the keys of slots, and the other columns."""
@@ -85,13 +94,21 @@ class SlotForm(enum.Enum):
         return list(map(Timer, others[0], keys, windows))
 
 
+_EXPIRY_COLUMNS = {"nothing": (), "whole": (TOUCHED,), "elements": (TOUCHED, TOUCHES)}
+
+
 class Expiry(enum.Enum):
     """What of an entry expires, and which columns say when that was touched."""
 
-    NOTHING = ()
-    WHOLE = (TOUCHED,)
+    NOTHING = "nothing"
+    WHOLE = "whole"
     #: Each element of a list, each entry of a map.
-    ELEMENTS = (TOUCHED, TOUCHES)
+    ELEMENTS = "elements"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return _EXPIRY_COLUMNS[self.value]
 
 
 #: Types of the columns of :class:`Expiry`.
@@ -153,8 +170,8 @@ class TableLayout:
         """Arrow schema of the table."""
         fields = [pa.field(HASH, pa.int64())]
         fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
-        fields += [pa.field(name, pa.int64()) for name in self.form.value]
-        fields += [pa.field(name, _TOUCH_TYPES[name]) for name in self.expiry.value]
+        fields += [pa.field(name, pa.int64()) for name in self.form.columns]
+        fields += [pa.field(name, _TOUCH_TYPES[name]) for name in self.expiry.columns]
         names = self.value_names or ("value",) * len(self.values)
         fields += [
             pa.field(f"value_{i}", kind, metadata={NAME: name})
@@ -208,7 +225,7 @@ def _expiry(descriptor: StateDescriptor) -> Expiry:
 
 def expiry_in(names: Collection[str]) -> Expiry:
     """Return what has times among stored columns."""
-    return next(one for one in reversed(Expiry) if set(one.value) <= set(names))
+    return next(one for one in reversed(Expiry) if set(one.columns) <= set(names))
 
 
 def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
@@ -260,7 +277,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
             layout.decode(one) if one is not None and is_there else None
             for one, is_there in zip(values, living, strict=True)
         ]
-    slots = layout.form.join(keys, [columns[name] for name in layout.form.value])
+    slots = layout.form.join(keys, [columns[name] for name in layout.form.columns])
     touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
     return map(Row, slots, values, columns[HASH], touched, columns[ALIVE], touches)
 

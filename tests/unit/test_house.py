@@ -97,6 +97,17 @@ def test_reading_a_checkpoint_runs_no_code() -> None:
     assert not names(guilty)
 
 
+def test_no_enum_has_an_empty_tuple_as_value() -> None:
+    """Python 3.11.0 to 3.11.3, so that of Debian 12, makes another object of it."""
+    guilty = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
+                values = [one.value for one in node.body if isinstance(one, ast.Assign)]
+                guilty += [node.name for value in values if ast.unparse(value) == "()"]
+    assert not guilty
+
+
 def test_wall_clock_time_is_read_in_one_file() -> None:
     wall = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
     assert names([file for file in FILES if wall & set(calls(file))]) <= {"flinkish_spark/clock.py"}
