@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.graph.broadcast_functions import BroadcastFunctions
@@ -79,6 +80,7 @@ class BroadcastConnectedStream:
                 why=f"the stream that is connected with a broadcast one is {'' if is_keyed else 'not '}keyed",
                 what_to_do=f"give it an instance of a {wanted.__name__} subclass",
             )
+        refuse_async(function, ("process_element", "process_broadcast_element", "on_timer"), f"'{uid}'")
         if output is None:
             timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
             calls = (function.process_broadcast_element, *timers)

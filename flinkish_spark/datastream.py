@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.broadcast_stream import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -245,6 +246,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
                 what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
             )
+        refuse_async(function, ("process_element",), f"'{uid}'")
         if output is None:
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)

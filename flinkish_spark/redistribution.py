@@ -11,7 +11,7 @@ from flinkish_spark.graph.partitioning import Narrow, Spread, by_partitioner, sa
 from flinkish_spark.graph.stream_graph import StreamNode, legs
 
 if TYPE_CHECKING:
-    from flinkish_spark.graph.sink_rows import Transform
+    from flinkish_spark.graph.frame_transforms import Transform
 
 
 class Redistribution(ABC):

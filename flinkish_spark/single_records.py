@@ -10,7 +10,7 @@ from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.stream_functions import ProcessFunction
 
 if TYPE_CHECKING:
-    from flinkish_spark.graph.sink_rows import Transform
+    from flinkish_spark.graph.frame_transforms import Transform
 
 
 class SingleRecords(ABC):

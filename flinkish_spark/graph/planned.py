@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import layout_of
-from flinkish_spark.graph.sink_rows import PlannedSink, Transform, hashable
+from flinkish_spark.graph.frame_transforms import Transform
+from flinkish_spark.graph.sink_rows import PlannedSink, hashable
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.scans import Chain, PlanLayout

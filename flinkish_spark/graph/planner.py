@@ -28,6 +28,7 @@ from flinkish_spark.graph.branches import (
 )
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
+from flinkish_spark.graph.frame_transforms import transformed
 from flinkish_spark.graph.key_selectors import with_computed_keys
 from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
@@ -308,7 +309,7 @@ class Planner:
     def _schema_after(self, stream: TaggedStream) -> T.StructType:
         probe = self._spark.createDataFrame([], stream.schema)
         for function in stream.transforms:
-            probe = function(probe)
+            probe = transformed(probe, function)
         check_field_names(probe.schema, "the result of a transform")
         return probe.schema
 
@@ -336,7 +337,7 @@ def _records_of(stream: PlannedStream) -> DataFrame:
         return stream.records_only().records.select(*[F.col(C.quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
-        frame = function(frame)
+        frame = transformed(frame, function)
     return frame
 
 

@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.frame_transforms import Transform, transformed
 from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.python_transforms import RowTransform
-from flinkish_spark.graph.sink_rows import Transform
 from flinkish_spark.graph.times import time_column
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
@@ -74,7 +74,9 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     Raises
     ------
     GraphError
-        The function returned no DataFrame, or dropped the records' times.
+        The function returned no DataFrame, or dropped the records' times, or Spark refuses what it does.
+    UserFunctionError
+        The function raised.
     """
     if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
         kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
@@ -83,9 +85,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
         # What moves rows moves those that are times only, too.
         return replace(stream, records=function(stream.records), marked=None)
     stream = stream.records_only()
-    records = function(stream.records)
-    if not isinstance(records, DataFrame):
-        raise GraphError(f"a transform returned a {type(records).__name__}", what_to_do="return a DataFrame")
+    records = transformed(stream.records, function)
     lost = {C.TIME, C.MARK} & (set(stream.records.columns) - set(records.columns))
     if lost:
         raise GraphError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +11,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.selection import Selection
 from flinkish_spark.errors import SchemaError
+from flinkish_spark.graph.frame_transforms import Transform, transformed
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Sink
-
-Transform = Callable[[DataFrame], DataFrame]
-
 
 #: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
 _PART_BITS = 48
@@ -161,7 +158,7 @@ def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: in
         return part.with_control.of(rows)
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
-        records = function(records)
+        records = transformed(records, function)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
     names = [F.col(C.quoted(n)) for n in records.columns]

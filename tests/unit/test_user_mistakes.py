@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import (
+    BroadcastProcessFunction,
     Emit,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -233,6 +234,15 @@ def test_functions_that_nobody_awaits_are_refused(method: Any) -> None:
     for call in ("flat_map", "key_by"):
         with pytest.raises(ConfigError, match="would never run"):
             ProgramHarness(lambda orders, call=call: getattr(orders, call)(method), ORDERS)
+    counting = type("Counting", (CheckpointedProcessFunction,), {"process_element": method})()
+    methods = {"process_element": lambda self, value, ctx: (), "process_broadcast_element": method}
+    filling = type("Filling", (BroadcastProcessFunction,), methods)()
+    for program in (
+        lambda orders: orders.process_with_state(counting, output=ORDERS, uid="counted"),
+        lambda orders: orders.connect(orders.broadcast(OTHER)).process(filling, output=ORDERS, uid="filled"),
+    ):
+        with pytest.raises(ConfigError, match="would never run"):
+            ProgramHarness(program, ORDERS)
 
 
 @pytest.mark.parametrize("call", ["sum", "max_by", "reduce"])
