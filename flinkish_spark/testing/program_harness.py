@@ -18,6 +18,7 @@ from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.branches import check_said_between
 from flinkish_spark.graph.chains import chains_to
+from flinkish_spark.graph.declared import check_same_fields
 from flinkish_spark.graph.stream_graph import SourceNode, StreamNode, legs
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
@@ -374,4 +375,7 @@ class ProgramHarness:
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[Way]:
-    return [way_of(leg, frames[id(leg.base)]) for leg in legs(node)]
+    ways = [way_of(leg, frames[id(leg.base)]) for leg in legs(node)]
+    for way in ways[1:]:
+        check_same_fields(fields_of(ways[0].frame), fields_of(way.frame), "the program of a harness")
+    return ways

@@ -573,6 +573,12 @@ def test_ways_that_a_job_could_not_take_are_refused() -> None:
         with pytest.raises(GraphError, match=says):
             ProgramHarness(program, ORDERS)
 
+    def unlike(orders):
+        return orders.union(orders.map(lambda order: (order.user,), output="user STRING"))
+
+    with pytest.raises(SchemaError, match="unites a stream of"):
+        ProgramHarness(unlike, ORDERS)
+
 
 def test_a_process_function_behind_an_operator_is_told_no_times() -> None:
     class Times(ProcessFunction):
