@@ -94,9 +94,18 @@ class ColumnarState:
             columns = [self._column(at).take(taken) for at in range(len(self._table.layout.values))]
             self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
 
+    @cached_property
+    def _in_delta(self) -> pa.Array:
+        """Each key's living row in the delta, null where there is none: what `take` wants."""
+        upper, _ = self._living
+        is_missing = upper == _NOWHERE
+        return pa.array(upper, mask=is_missing) if is_missing.any() else pa.array(upper)
+
     def _column(self, at: int) -> pa.Array:
         upper, lower = self._living
         name = f"value_{at}"
+        if self._table.base is None:
+            return self._table.delta.column(name).take(self._in_delta)
         in_delta = upper != _NOWHERE
         in_base = (lower != _NOWHERE) & ~in_delta
         parts = [self._table.delta.column(name).take(pa.array(upper[in_delta]))]
@@ -142,16 +151,20 @@ class ColumnarState:
         gone = upper[chosen]
         # A removed entry leaves a trace only where there is a base in which it could be found again.
         written = alive | (lower[chosen] != _NOWHERE)
-        taken = pa.array(chosen)
+        keys = self._index.keys
+        if len(chosen) < len(self._index):
+            taken = pa.array(chosen)
+            keys = [key.take(taken) for key in keys]
         arrays = [pa.array(self._index.hashes[chosen])]
         arrays += [
-            key.take(taken).cast(kind) for key, kind in zip(self._index.keys, layout.keys, strict=True)
+            key if key.type == kind else key.cast(kind) for key, kind in zip(keys, layout.keys, strict=True)
         ]
         if layout.expires:
             arrays.append(pa.array(np.full(len(chosen), self._now_ms)))
         rows = pa.RecordBatch.from_arrays([*arrays, *columns, pa.array(alive)], schema=layout.schema)
-        table.put_rows(rows.filter(pa.array(written)), gone[gone != _NOWHERE])
-        for name in ("_places", "_living", "exists"):
+        kept = rows if written.all() else rows.filter(pa.array(written))
+        table.put_rows(kept, gone[gone != _NOWHERE])
+        for name in ("_places", "_living", "_in_delta", "exists"):
             self.__dict__.pop(name, None)
 
 
@@ -175,13 +188,20 @@ def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
         return places
     same = np.ones(len(hit), dtype=bool)
     for at, key in enumerate(index.keys):
-        here, there = key.take(pa.array(hit)), layer.column(1 + at).take(pa.array(places[hit]))
-        both_null = pc.and_(here.is_null(), there.is_null())
-        equal = pc.or_(pc.fill_null(pc.equal(here, there.cast(here.type)), False), both_null)
-        same &= equal.to_numpy(zero_copy_only=False).astype(bool)
+        here = key if len(hit) == len(key) else key.take(pa.array(hit))
+        same &= _equal(here, layer.column(1 + at).take(pa.array(places[hit])))
     for number in hit[~same | (count[hit] > 1)].tolist():
         places[number] = _place_among(layer, index, number, int(first[number]), int(count[number]))
     return places
+
+
+def _equal(here: pa.Array, there: pa.Array) -> Array:
+    """Return where two columns are equal; null is equal to null."""
+    equal = pc.equal(here, there if there.type == here.type else there.cast(here.type))
+    if here.null_count or there.null_count:
+        equal = pc.or_(pc.fill_null(equal, False), pc.and_(here.is_null(), there.is_null()))
+    found: Array = equal.to_numpy(zero_copy_only=False).astype(bool)
+    return found
 
 
 def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int, count: int) -> int:
