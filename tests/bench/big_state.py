@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from flinkish_spark.session import PRELOADING_CONF
+
 ROWS = 500_000
 FEW = 10_000
 MEASURED = 8
@@ -42,7 +44,7 @@ class Memory(threading.Thread):
         while True:
             for process in me.children(recursive=True):
                 try:
-                    if "pyspark.daemon" in process.cmdline():
+                    if PRELOADING_CONF["spark.python.daemon.module"] in process.cmdline():
                         self.most = max(self.most, process.memory_full_info().uss)
                 except (psutil.NoSuchProcess, psutil.AccessDenied):
                     continue
