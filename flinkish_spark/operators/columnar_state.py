@@ -154,7 +154,7 @@ class ColumnarState:
         keys = self._index.keys
         if len(chosen) < len(self._index):
             taken = pa.array(chosen)
-            keys = [key.take(taken) for key in keys]
+            keys = tuple(key.take(taken) for key in keys)
         arrays = [pa.array(self._index.hashes[chosen])]
         arrays += [
             key if key.type == kind else key.cast(kind) for key, kind in zip(keys, layout.keys, strict=True)

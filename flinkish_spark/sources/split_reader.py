@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +25,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.held_channels import read_held
-from flinkish_spark.runtime.named_rows import RowError, RowForm
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
 from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
@@ -170,25 +170,15 @@ class SplitStreamReader(DataSourceStreamReader):
         with named_failures(self._uid, "read"):
             found = iter(self._source.read(partition.split, partition.start, partition.end))
         place = partition.start if type(partition.start) is int else 0
-        types = T.StructType([*self._source.record_type, *_PLACE])
-        form = RowForm(types.names[: -len(_PLACE)])
-        whole = [at for at, field in enumerate(self._source.record_type) if _is_whole(field.dataType)]
+        rows = _Rows(self._source.record_type, partition.number, place)
         while True:
             # Only the work of the source and its records is named: Spark's own goes on at the yields.
             with named_failures(self._uid, "read"):
                 one = next(found, _NO_MORE)
-                if one is _NO_MORE:
-                    return
-                is_batch = hasattr(one, "num_rows")
-                made = (
-                    _with_place(one, partition.number, place, types)
-                    if is_batch
-                    else (*_record(one, form, whole), partition.number, place)
-                )
-            count = one.num_rows if is_batch else 1
-            if count:
-                yield made
-                place += count
+                made = rows.of(one)
+            yield from made
+            if one is _NO_MORE:
+                return
 
 
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
@@ -196,30 +186,48 @@ _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.Lo
 
 #: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
 _NO_MORE: Any = object()
+#: Rows that become one batch.
+_HELD_ROWS = 1024
 
 
-def _is_whole(kind: T.DataType) -> bool:
-    return isinstance(kind, T.ByteType | T.ShortType | T.IntegerType | T.LongType)
+class _Rows:
+    """What a source yields in one piece, as Arrow with channel and sequence behind the fields.
 
-
-def _record(one: Any, form: RowForm, whole: Sequence[int]) -> tuple[Any, ...]:
-    """Return the values of a record in the order of the schema; one with names goes by these.
-
-    Parameters
-    ----------
-    whole
-        Which fields are whole numbers: Spark would cut a float down to one.
+    Spark would turn rows into Arrow itself: it cuts 1.5 to 1, makes a text of any value, and says of what it
+    refuses neither the field nor the source.
     """
-    try:
-        values = form.tuple_of(one)
-    except RowError as error:
-        raise ValueError(f"it yielded {error}, or an Arrow RecordBatch") from None
-    if len(values) != form.width:
-        raise ValueError(f"it yielded {len(values)} values, and the schema has {form.width} fields")
-    for at in whole:
-        if isinstance(values[at], float):
-            raise ValueError(f"it yielded {values[at]!r} for '{form.names[at]}', which is a whole number")
-    return values
+
+    def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
+        self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
+        self._channel, self._place = channel, place
+        self._held: list[Any] = []
+
+    def of(self, one: Any) -> list[pa.RecordBatch]:
+        """Take a record, a batch of them, or the end; return what is complete by that."""
+        import pyarrow as pa
+
+        if isinstance(one, pa.RecordBatch):
+            return [*self._written(), *self._placed(one)]
+        if one is _NO_MORE:
+            return self._written()
+        self._held.append(one)
+        return self._written() if len(self._held) == _HELD_ROWS else []
+
+    def _written(self) -> list[pa.RecordBatch]:
+        import pyarrow as pa
+
+        held, self._held = self._held, []
+        if not held:
+            return []
+        try:
+            columns = self._writer.write(held)
+        except OutputError as error:
+            raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
+        return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+
+    def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        first, self._place = self._place, self._place + batch.num_rows
+        return [_with_place(batch, self._channel, first, self._types)] if batch.num_rows else []
 
 
 def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from flinkish_spark.sources import CollectionSource, HybridSource, RateLimit, So
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.store import LocalStore
-from tests.unit.test_split_source import Counters, logged, step
+from tests.unit.test_split_source import Counters, logged, rows_of, step
 
 
 def hybrid(live, **settings) -> HybridSource:
@@ -30,7 +30,7 @@ def test_the_live_part_begins_behind_the_last_record_of_history(tmp_path) -> Non
         # Every micro-batch is run again by another process, and comes out the same.
         end, rows = step(reader, position)
         again = SplitStreamReader(source, str(tmp_path))
-        assert [r for p in again.partitions(position, end) for r in again.read(p)] == rows
+        assert rows_of(again, position, end) == rows
         found.append([row[0] for row in rows])
         position = end
     numbers = [n for batch in found for n in batch]

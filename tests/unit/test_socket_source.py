@@ -52,7 +52,8 @@ def source_of(server: Server, root, **settings) -> SocketTextSource:
 
 
 def values(reader, start, end):
-    return [row[0] for piece in reader.partitions(start, end) for row in reader.read(piece)]
+    batches = [batch for piece in reader.partitions(start, end) for batch in reader.read(piece)]
+    return [line for batch in batches for line in batch.column(0).to_pylist()]
 
 
 def read_to_the_end(source, root, position=None, timeout_s=20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +65,8 @@ def step(reader: SplitStreamReader, start):
 def rows_of(reader: SplitStreamReader, start, end):
     found = []
     for piece in reader.partitions(start, end):
-        for one in reader.read(piece):
-            found += (
-                [tuple(r.values()) for r in one.to_pylist()] if isinstance(one, pa.RecordBatch) else [one]
-            )
+        for batch in reader.read(piece):
+            found += [tuple(row.values()) for row in batch.to_pylist()]
     return found
 
 
@@ -231,9 +230,12 @@ def test_a_record_of_any_form_goes_as_what_a_function_emits(tmp_path, record) ->
     [
         (None, "it yielded a NoneType; a row is a tuple"),
         (7, "it yielded a int; a row is a tuple"),
-        # Spark would cut it.
-        ((1.5, "x"), "it yielded 1.5 for 'n', which is a whole number"),
-        ((1,), "it yielded 1 values, and the schema has 2 fields"),
+        # Spark would cut it, or make a text of it.
+        ((1.5, "x"), "it yielded a wrong value: field 'n' of type int64 cannot hold 1.5"),
+        ((1, 2), "it yielded a wrong value: field 'text' of type string cannot hold 2"),
+        (("one", "x"), "it yielded a wrong value: field 'n' of type int64 cannot hold 'one'"),
+        ((1 << 63, "x"), "it yielded a wrong value: field 'n' of type int64 cannot hold 9223372036854775808"),
+        ((1,), "it yielded 1 fields, declared are 2: n, text"),
         ({"n": 1, "m": 2}, "it yielded the field 'm', declared are n, text"),
         (pa.record_batch({"n": [1]}), "text"),
         (pa.record_batch({"n": ["one"], "text": ["x"]}), "one"),
@@ -245,6 +247,24 @@ def test_what_is_no_record_is_an_error_and_never_the_end(tmp_path, record, says)
         step(reader, reader.initialOffset())
     error = classify(caught.value)
     assert "read() of source 'in' failed" in str(error) and says in str(error)
+
+
+def test_records_and_batches_may_alternate_and_keep_their_places(tmp_path) -> None:
+    batch = pa.record_batch({"n": [7, 8], "text": ["b", "b"]})
+    rows = [(n, "r") for n in range(1_500)]
+    reader = reader_of(Yields(*rows[:3], batch, *rows, batch.slice(0, 0), batch), tmp_path)
+    found = step(reader, reader.initialOffset())[1]
+    own = [*rows[:3], (7, "b"), (8, "b"), *rows, (7, "b"), (8, "b")]
+    assert found == [(*row, 0, place) for place, row in enumerate(own)]
+
+
+def test_times_without_a_zone_are_in_utc_as_those_of_functions(tmp_path) -> None:
+    class Timed(Yields):
+        schema = "at TIMESTAMP"
+
+    reader = reader_of(Timed((datetime.datetime(2026, 1, 1, 12),)), tmp_path)
+    ((at, _, _),) = step(reader, reader.initialOffset())[1]
+    assert at == datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
