@@ -31,7 +31,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit spark broker crash
 
-.PHONY: help setup jars shim demo test $(STAGES) chaos crash-sweep simulate bench bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) chaos crash-sweep simulate bench bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -61,6 +61,9 @@ test: setup ## everything CI runs: lint types unit spark broker crash
 	done; \
 	echo "==== all passed in $$((SECONDS - started)) s"
 
+nightly: ## test, with the tests that are marked nightly
+	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
+
 lint: $(VENV)/.stamp ## ruff
 	@$(PY) -m ruff check .
 
@@ -81,7 +84,7 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 
 # The second line is there because the others take longer.
 SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py) \
-    $(patsubst %,tests/spark/test_%.py,refusals replay rewind session state_ttl timers two_phase_job)
+    $(patsubst %,tests/spark/test_%.py,refusals replay rewind session state_ttl timers two_phase_job window_pages broadcast)
 spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 	@tools/lanes.sh $(BUILD)/lanes-spark \
 	    '$(PY) -m pytest $(SINKS)' \

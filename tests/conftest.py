@@ -41,6 +41,8 @@ for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
 
 TopicFactory = Callable[..., str]
 
+_LEFT_OUT = pytest.StashKey[int]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -48,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("with", "without"),
         help="only tests with a Spark session, or only those without; for running both at the same time",
     )
+    parser.addoption("--nightly", action="store_true", help="also the tests that `make test` leaves out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,12 +59,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if _starts_spark(item) is (wanted == "with")]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+    if not config.getoption("--nightly"):
+        chosen = [item for item in items if item.get_closest_marker("nightly") is None]
+        config.stash[_LEFT_OUT] = len(items) - len(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
         heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
         if kind == "unit" and heavy:
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash.get(_LEFT_OUT, 0)
+    if left_out:
+        terminalreporter.write_line(f"{left_out} nightly tests left out: `make nightly`, or pytest --nightly")
 
 
 def _starts_spark(item: pytest.Item) -> bool:

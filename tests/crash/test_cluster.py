@@ -42,6 +42,7 @@ def test_failing_tasks_are_repeated_and_counted_once(tmp_path, monkeypatch):
     run(tmp_path, monkeypatch, "local[2,4]", 4, lambda rig: None)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_killed_executor_changes_nothing(tmp_path, monkeypatch):
     def kill_an_executor(rig):

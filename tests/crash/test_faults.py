@@ -124,6 +124,7 @@ def a_job_directory_that_cannot_be_written_for_a_while(rig: Rig) -> None:
             folder.chmod(mode)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1_800)
 def test_one_fault_after_the_other(run_directory: Path) -> None:
     """All in one run: a job that survived one of them badly does not survive the next."""
@@ -191,6 +192,7 @@ def standalone_cluster(directory: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_task_that_runs_twice_at_the_same_time(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch

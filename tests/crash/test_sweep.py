@@ -1,4 +1,4 @@
-"""A sample of `make crash-sweep`: for every sink a few kills and faults at calls of one checkpoint."""
+"""A sample of `make crash-sweep`: a few kills and faults at calls of one checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ from tests.crash.sweep.sweep import Sweep
 _RUNS = 1
 
 
-@pytest.mark.timeout(1_200)
-def test_a_few_points_of_every_sink(run_directory: Path) -> None:
-    sinks, choose = tuple(SINKS), chooser(_RUNS, list(Fault), "")
-    for old in run_directory.glob("*.jsonl"):
+def sample(directory: Path, sinks: tuple[str, ...]) -> None:
+    choose = chooser(_RUNS, list(Fault), "")
+    for old in directory.glob("*.jsonl"):
         old.unlink()
-    plan = Plan(run_directory / "work", run_directory, revision(), sinks, choose, time.monotonic() + 900)
+    plan = Plan(directory / "work", directory, revision(), sinks, choose, time.monotonic() + 900)
     Sweep(plan).run()
 
-    line = summary(sinks, run_directory, plan.revision, choose)
+    line = summary(sinks, directory, plan.revision, choose)
 
     assert not any(line[name] for name in ("lost", "duplicated", "partial_checkpoints", "stuck", "left")), (
         line
     )
     assert all(one["runs"] >= _RUNS for one in line["sinks"].values()), line
+
+
+@pytest.mark.timeout(1_200)
+def test_a_few_points_of_two_sinks(run_directory: Path) -> None:
+    sample(run_directory, ("delta", "jdbc-sqlite"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1_200)
+def test_a_few_points_of_every_sink(run_directory: Path) -> None:
+    sample(run_directory, tuple(SINKS))

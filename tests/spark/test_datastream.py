@@ -174,6 +174,7 @@ def _has(sink: MemorySink, wanted: set[tuple[Any, ...]], client: Any) -> bool:
     return {tuple(row) for row in sink.rows()} == wanted
 
 
+@pytest.mark.nightly
 def test_a_job_may_go_over_from_a_column_to_a_function(spark: Any, tmp_path: Any) -> None:
     """Values and types are the key, not where they come from: the state is found again."""
     sink = MemorySink(f"{tmp_path}/totals")

@@ -143,7 +143,7 @@ def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, t
     assert rig.rows() == Counter([(8, "theirs")])
 
 
-@pytest.mark.parametrize("mode", [BY_ID, OverwritePartitions()])
+@pytest.mark.parametrize("mode", [BY_ID, pytest.param(OverwritePartitions(), marks=pytest.mark.nightly)])
 def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) -> None:
     """Of two that commit one checkpoint, one does; a stranger's rows are not lost."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, partition_by=("p",), mode=mode)

@@ -166,6 +166,7 @@ def pipeline(env: Any, spark: Any, folder: Path, uid: str, sink: MemorySink) -> 
     timed.key_by("user").process(Alarm(), output=output, uid=f"alarms-{uid}").sink_to(sink, uid=f"out-{uid}")
 
 
+@pytest.mark.nightly
 def test_a_source_that_stands_still_holds_back_no_other_pipeline(spark: Any, tmp_path: Path) -> None:
     """Two pipelines in one job: in Flink, too, each goes by its own inputs."""
     sinks = {uid: MemorySink(f"{tmp_path}/{uid}") for uid in ("quick", "slow")}

@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from flinkish_spark.errors import BadRecordError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.steps import SilentObserver, Step
@@ -64,6 +66,11 @@ class Job:
         return list(self.root.rglob("*.arrow"))
 
 
+@pytest.mark.parametrize(
+    "database",
+    [pytest.param(name, marks=pytest.mark.nightly) for name in ("sqlite", "mariadb")] + ["postgres"],
+    indirect=True,
+)
 def test_each_record_once_over_restarts(spark, tmp_path, database) -> None:
     job = Job(spark, tmp_path / "job", database)
     job.run()

@@ -107,6 +107,7 @@ def _no_trace_of_markers_in(root: Path) -> None:
     assert decided and not [t for batch in staged for ack in batch.acks for t in ack.tasks if t.reports]
 
 
+@pytest.mark.nightly
 def test_an_idle_stream_stays_idle_and_a_job_goes_on_with_and_without(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "in", "0", 10)
     sink, rare = MemorySink(f"{tmp_path}/rows"), CheckpointConfig(interval_ms=600_000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from flinkish_spark import CheckpointConfig
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Verdict
@@ -82,6 +84,7 @@ def test_an_epoch_of_files_and_two_operators_is_replayed_for_one_table_only(spar
     assert len(versions) == len(set(versions)) and total_rows(table) == 900
 
 
+@pytest.mark.nightly
 def test_the_first_epoch_of_a_restored_job_is_replayed_with_its_seed(spark, job_dir, tmp_path) -> None:
     savepoint, folder, rest, again = (
         tmp_path / "savepoint",

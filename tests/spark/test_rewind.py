@@ -111,6 +111,7 @@ def expected(first: int, last: int):
     return found
 
 
+@pytest.mark.nightly
 def test_back_to_what_spark_has_purged(spark, tmp_path) -> None:
     """Behaviours 77 and 84. The table keeps what was committed after the target."""
     job = Job(spark, tmp_path)
@@ -158,6 +159,7 @@ def die_after(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, dying)
 
 
+@pytest.mark.nightly
 def test_a_rewind_that_is_cut_off_again_and_again(spark, tmp_path, monkeypatch) -> None:
     """Each start gets one step further; what is done outside is not done twice.
 
@@ -195,6 +197,7 @@ def test_a_rewind_that_is_cut_off_again_and_again(spark, tmp_path, monkeypatch) 
     assert client.progress.restarts == 0
 
 
+@pytest.mark.nightly
 def test_rows_of_others_are_not_taken_back(spark, tmp_path) -> None:
     job = Job(spark, tmp_path)
     job.run()

@@ -249,6 +249,7 @@ def operators_of(node, above=None) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_restored_job_that_dies_in_its_first_micro_batch_begins_again(spark, job_dir, tmp_path) -> None:
     """The seed is read again with the micro-batch, and the state is installed once all the same."""
     feed(tmp_path / "in", "0", 1)

@@ -247,6 +247,7 @@ class Scaled(KeyedBroadcastProcessFunction):
         ctx.get_broadcast_state(FACTORS)[rule.name] = rule.factor
 
 
+@pytest.mark.nightly
 def test_a_job_goes_on_with_broadcast_state_that_was_written(spark, job_dir, tmp_path) -> None:
     rows = spark.createDataFrame([("ann", 10)], ORDER)
     factors = spark.createDataFrame([("all", 7), ("some", 1)], "key STRING, value LONG")
@@ -286,6 +287,7 @@ class Opened(CheckpointedProcessFunction):
         yield "kept", ",".join(sorted(self.kept)), len(self.kept)
 
 
+@pytest.mark.nightly
 def test_a_job_goes_on_with_items_that_were_written(spark, job_dir, tmp_path) -> None:
     items = spark.createDataFrame([("ann",), ("ben",)], "item STRING")
     writer = SavepointWriter.new(spark).with_unkeyed_operator("opened")

@@ -209,6 +209,7 @@ def two_files(spark: Any, tmp_path: Path, job: str, **settings: Any) -> tuple[An
     return env, sink
 
 
+@pytest.mark.nightly
 def test_both_inputs_of_a_join_go_on_behind_a_savepoint(spark: Any, tmp_path: Path) -> None:
     feed(
         tmp_path / "orders",

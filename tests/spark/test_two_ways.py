@@ -39,6 +39,7 @@ def keyed_by_expressions(orders: Any) -> Any:
     return both.process(two_ways.Counted(), output="user STRING, totals INT, odd INT", uid="expressions")
 
 
+@pytest.mark.nightly
 def test_a_job_does_what_a_harness_does(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     orders = env.from_collection(ROWS, ORDERS, uid="orders").assign_timestamps_and_watermarks(BY_AT)

@@ -128,6 +128,7 @@ def found(sink: MemorySink) -> list[tuple[Any, ...]]:
     return sorted((*row[:-2], row[-2].timestamp(), row[-1].timestamp()) for row in plain)
 
 
+@pytest.mark.nightly
 def test_windows_of_windows_end_with_the_input(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "in", "0", ("ann", 1, 1_000), ("ben", 2, 2_000), ("ann", 4, 9_000), ("ann", 8, 11_000))
     env, keyed = users(spark, tmp_path, is_bounded=True)

@@ -175,6 +175,7 @@ def test_a_collection_in_micro_batches_gives_what_sparks_own_windows_give(spark:
     check(spark, tmp_path, given, source, PLAIN)
 
 
+@pytest.mark.nightly
 def test_files_give_the_same_with_offsets_uneven_slides_and_gaps_of_their_own(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -139,3 +139,18 @@ def test_no_file_names_a_place_on_one_machine() -> None:
     files = [ROOT / name for name in ("setup.cfg", "pyproject.toml", "Makefile", "MANIFEST.in")]
     files += [*FILES, *(ROOT / "tools").glob("*.*"), *(ROOT / ".ci").iterdir()]
     assert not {(file.name, mark) for file in files for mark in marks if mark in file.read_text()}
+
+
+def test_every_file_of_tests_has_one_that_is_not_left_to_the_night() -> None:
+    """`make test` tries everything at least once; what is nightly is a further case of something."""
+
+    def is_nightly(test: ast.FunctionDef) -> bool:
+        return any(ast.unparse(mark).startswith("pytest.mark.nightly") for mark in test.decorator_list)
+
+    def tests(file: Path) -> list[ast.FunctionDef]:
+        found = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        return [node for node in found if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+
+    kinds = [ROOT / "tests" / kind for kind in ("spark", "broker", "crash")]
+    files = [file for kind in kinds for file in kind.glob("test_*.py")]
+    assert [file.name for file in files if all(map(is_nightly, tests(file)))] == []
