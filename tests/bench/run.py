@@ -169,7 +169,7 @@ def main():
         groups = {"picked": picked(args.variants)}
     for name, group in groups.items():
         given = {what: value for what, value in vars(args).items() if value is not None}
-        run_group(name, group, argparse.Namespace(**{**DEFAULTS, **group.settings, **given}))
+        run_group(name, group, argparse.Namespace(**{**vars(args), **DEFAULTS, **group.settings, **given}))
 
 
 def run_group(name, group, args):
