@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
-from flinkish_spark.operators.window_operator import WindowOperator, window_operator
+from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (

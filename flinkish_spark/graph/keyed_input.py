@@ -22,9 +22,9 @@ from flinkish_spark.graph.operator_factories import (
 )
 from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.operators.column_windows import NotOverColumns, column_windows_or_why_not
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.operators.vectorized_windows import ELEMENTS, LAST_MS, WindowFold
-from flinkish_spark.operators.window_operator import WindowOperator
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import Combiner, WindowCombiner

@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.column_windows import ColumnWindows
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.elementwise_folds import KeysAndWindow, chosen_element, folded_field
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
@@ -24,7 +25,7 @@ from flinkish_spark.operators.vectorized_aggregates import (
     element_aggregation,
 )
 from flinkish_spark.operators.vectorized_windows import Partials, WholeElements, WindowFold
-from flinkish_spark.operators.window_operator import WindowOperator, window_operator
+from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.runtime.hinted_types import StateType

@@ -12,13 +12,13 @@ from typing import Any
 
 from flinkish_spark.joins.interval import IntervalJoin
 from flinkish_spark.joins.kinds import Side
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.join_contexts import JoinNeedsTime, PairContext
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.timed_buffer import Entry, TimedBuffer, time_of
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 
 #: What is known of a waiting element where it would come out alone: whether it has had a partner.
 _FACTS, _IS_JOINED = "__is_joined BOOLEAN", -2

@@ -10,13 +10,13 @@ from bisect import bisect_right
 from typing import Any
 
 from flinkish_spark.joins.temporal import TemporalJoin
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain, Timer
 from flinkish_spark.operators.join_contexts import JoinNeedsTime, PairContext
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.timed_buffer import Entry, TimedBuffer, time_of
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 
 #: What is known of a version: whether it only ends the one before it, and whether older ones are forgotten.
 _FACTS = "__is_deletion BOOLEAN, __is_first_known BOOLEAN"

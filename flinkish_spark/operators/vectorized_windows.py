@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from flinkish_spark.operators.column_windows import Parts
 from flinkish_spark.operators.due_table import DUE_FIELDS, DueTable, Stored
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.window_pool import CHANGED, Arrivals, Pool, WindowRules
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows.assigners import NoEventTime

@@ -9,12 +9,13 @@ from typing import Any
 from flinkish_spark.joins.functions import CoGroupFunction, ProcessJoinFunction
 from flinkish_spark.joins.kinds import JoinType
 from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.tagged_union import TaggedUnion
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED, window_operator
+from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.windows import ProcessWindow, ProcessWindowFunction, WindowContext, WindowRuntimeContext
 
 #: Where the window operator sends late elements; the two sides have their own.

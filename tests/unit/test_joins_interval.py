@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.joins import Bound, IntervalJoin, JoinType, ProcessJoinFunction
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.interval_join import IntervalJoinOperator
 from flinkish_spark.operators.join_contexts import JoinNeedsTime
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from tests.joins_support import END, LEFT, RIGHT, apply, element, harness, script

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.joins import JoinType, ProcessJoinFunction, TemporalJoin
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.temporal_join import TemporalJoinOperator
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.state import StateTtl
 from tests.joins_support import END, LEFT, RIGHT, apply, element, harness, script
 

@@ -17,9 +17,9 @@ from flinkish_spark.joins import (
     WindowCoGroup,
     WindowJoin,
 )
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.window_join import WindowCoGroupOperator
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows import (
     DeltaEvictor,

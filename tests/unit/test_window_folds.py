@@ -8,9 +8,10 @@ import pytest
 
 from flinkish_spark.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions import AggregateFunction
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.vectorized_windows import FOLDED
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED, window_operator
+from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (

@@ -16,9 +16,9 @@ from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.graph.keyed_input import folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators.column_folds import AggregateOverflow
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
-from flinkish_spark.operators.window_operator import WindowOperator
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness

@@ -15,11 +15,11 @@ from flinkish_spark.graph.keyed_input import folding_windows
 from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators import column_windows
 from flinkish_spark.operators.column_folds import AggregateOverflow
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.vectorized_windows import ELEMENTS, FOLDED, LAST_MS
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order

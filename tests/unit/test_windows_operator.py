@@ -6,10 +6,11 @@ import datetime
 
 import pytest
 
+from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.window_contexts import WindowStateRefused
-from flinkish_spark.operators.window_operator import LATE_RECORDS_DROPPED, window_operator
+from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (

@@ -42,7 +42,7 @@ def harness(spec: WindowSpec, restore: Snapshot | None, other: OperatorHarness |
     [TumblingEventTimeWindows(10), SlidingEventTimeWindows(30, 10), EventTimeSessionWindows(6)],
     ids=lambda one: type(one).__name__,
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_trigger_that_only_waits_is_as_one_that_is_asked(
     assigner: Any, lateness_ms: int, seed: int
 ) -> None:
