@@ -140,7 +140,7 @@ def parse_args():
     parser.add_argument(
         "--warm-up-s",
         type=float,
-        default=60.0,
+        default=150.0,
         help="seconds of work that each variant has behind it before the first round that counts",
     )
     parser.add_argument("--events", type=int, help="default: what the group needs, 600,000 for most")
@@ -240,7 +240,7 @@ def _alone(lock):
 
 
 def _warm_up(worker, least_s):
-    """Let a variant run until it has worked for so long; JVMs compile for a minute, however fast the work."""
+    """Let a variant run until it has worked for so long; JVMs compile for minutes, however fast the work."""
     number = _FIRST_WARM_UP
     while worker.worked_s < least_s:
         say(f"warming up {worker.variant}: {worker.run(number)}")
