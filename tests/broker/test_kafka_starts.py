@@ -90,7 +90,7 @@ def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(
         assert amounts_read(spark, tmp_path / f"{reader}-{name}", tmp_path, given) == wanted, name
 
 
-@pytest.mark.parametrize("reader", ["jvm", "python"])
+@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
 def test_single_partitions_are_read_alone(
     spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
 ) -> None:
@@ -174,7 +174,11 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
     assert read == {(f"{prefix}-in-{topic}", 1 if topic == 1 else 0): 1 for topic in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("readers", [("jvm", "python", "jvm"), ("python", "jvm", "python")], ids=str)
+@pytest.mark.parametrize(
+    "readers",
+    [("jvm", "python", "jvm"), pytest.param(("python", "jvm", "python"), marks=pytest.mark.nightly)],
+    ids=str,
+)
 def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(
     spark: Any, broker: Any, topic: Any, tmp_path: Path, readers: tuple[str, str, str]
 ) -> None:

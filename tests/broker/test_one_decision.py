@@ -161,7 +161,12 @@ def _has_data(folder: JobDir, checkpoint: CheckpointId) -> bool:
 
 
 @pytest.mark.parametrize(
-    "point", [(Step.SINK_COMMIT, "kafka"), (Step.SINK_COMMIT, "delta-2"), (Step.SINK_COMMIT, "files")]
+    "point",
+    [
+        pytest.param((Step.SINK_COMMIT, "kafka"), marks=pytest.mark.nightly),
+        (Step.SINK_COMMIT, "delta-2"),
+        pytest.param((Step.SINK_COMMIT, "files"), marks=pytest.mark.nightly),
+    ],
 )
 def test_a_checkpoint_that_is_cut_off_between_two_sinks_is_finished_by_the_next_start(
     everywhere, point

@@ -53,7 +53,9 @@ def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
     return env
 
 
-@pytest.mark.parametrize("reader,other", [("jvm", "python"), ("python", "jvm")])
+@pytest.mark.parametrize(
+    "reader,other", [("jvm", "python"), pytest.param("python", "jvm", marks=pytest.mark.nightly)]
+)
 def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
     spark, broker, topic, job_dir, tmp_path, reader, other
 ) -> None:
