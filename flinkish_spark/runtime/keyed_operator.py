@@ -41,6 +41,7 @@ from flinkish_spark.runtime.broadcast_runners import (
     UnkeyedBroadcastRunner,
 )
 from flinkish_spark.runtime.closing import close_operator, close_with
+from flinkish_spark.runtime.group_rows import GroupRows, Out, frame_of
 from flinkish_spark.runtime.group_runners import (
     GroupRunner,
     InputRows,
@@ -50,7 +51,7 @@ from flinkish_spark.runtime.group_runners import (
 from flinkish_spark.runtime.list_state_runner import ListStateRunner
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.opened_operators import StatefulOperator, runner_of
-from flinkish_spark.runtime.row_blocks import EMITTED, BlockError, in_order, to_block
+from flinkish_spark.runtime.row_blocks import BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
 
@@ -130,18 +131,6 @@ class KeyedOperatorSpec:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Out:
-    """One row of an operator's output."""
-
-    kind: int
-    checkpoint: int
-    channel: int
-    sequence: int
-    block: bytes = b""
-    side: int = 0
-
-
 class KeyedOperator:
     """Callable for applyInPandasWithState; see the module's head."""
 
@@ -164,15 +153,16 @@ class KeyedOperator:
         if partition is not None:
             out = list(self._passed_on(frame, partition))
         else:
+            arrived = GroupRows(frame)
             with running_in(len(self.spec.barrier_routes), self.spec.name):
                 if route in self.spec.broadcast_routes:
-                    out = self._broadcast(self.spec.broadcast_routes[route], frame, state)
+                    out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
                 else:
-                    out = self._group(self.spec.group_of_route[route], frame, state)
+                    out = self._group(self.spec.group_of_route[route], arrived, state)
         if out:
-            yield _frame(out)
+            yield frame_of(out)
 
-    def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[_Out]:
+    def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[Out]:
         """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
 
         A barrier held back is missing at the sinks, which declines the checkpoint there. A latency marker
@@ -183,15 +173,15 @@ class KeyedOperator:
         for kind, first, channel, second in passing.to_numpy().tolist():
             if kind == int(C.Kind.MARKER):
                 place = moved_to(channel, partition)
-                yield _Out(C.FIRST_LATENCY + self.spec.reporter, first, place, wall_ms())
-                yield _Out(kind, first, place, second)
+                yield Out(C.FIRST_LATENCY + self.spec.reporter, first, place, wall_ms())
+                yield Out(kind, first, place, second)
             else:
-                yield _Out(kind, first, channel, second)
+                yield Out(kind, first, channel, second)
         barriers = frame[kinds == int(C.Kind.BARRIER)]
         checkpoints = set(barriers[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
         if len(checkpoints) == 1 and self._is_complete(barriers):
             (checkpoint,) = checkpoints
-            yield _Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
+            yield Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
 
     def _is_complete(self, barriers: pd.DataFrame) -> bool:
         """Whether each input has shown the barriers of all of its channels; their sequence is the input."""
@@ -202,12 +192,12 @@ class KeyedOperator:
                 return False
         return True
 
-    def _group(self, group: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
+    def _group(self, group: int, arrived: GroupRows, state: SparkState) -> list[Out]:
         spec, runner = self.spec, self._opened()
         try:
-            stored = self._stored(group, frame, state)
-            records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
-            if records.empty and not self._is_called(frame):
+            stored = self._stored(group, arrived, state)
+            records = arrived.of_kind(C.Kind.RECORD)
+            if not records and not self._is_called(arrived):
                 return []
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
@@ -221,74 +211,71 @@ class KeyedOperator:
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
-        emitted = [_Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
+        emitted = [Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
         due = _next_call_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
-            emitted.append(_Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
+            emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
         if late := _late_dropped(runner):
-            emitted.append(_Out(C.FIRST_LATE + spec.reporter, late, group, 0))
+            emitted.append(Out(C.FIRST_LATE + spec.reporter, late, group, 0))
         return emitted
 
-    def _broadcast(self, partition: int, frame: pd.DataFrame, state: SparkState) -> list[_Out]:
+    def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
         """Process what belongs to no key group; called in front of the partition's key groups."""
         runner = self._opened()
         assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner | ListStateRunner)
         try:
-            seeds = frame[frame[C.KIND].to_numpy() == int(C.Kind.STATE)]
+            seeds = arrived.of_kind(C.Kind.STATE)
             stored = state.get[0] if state.exists else None
-            if not seeds.empty:
+            if seeds:
                 # The partitions of the savepoint, in their order; one that kept nothing has no row.
-                kept = {
-                    C.FIRST_PARTITION_GROUP - int(group): bytes(value)
-                    for group, value in zip(seeds[C.SEQUENCE], seeds[C.BLOCK], strict=True)
-                }
+                kept = {C.FIRST_PARTITION_GROUP - group: bytes(value) for group, value in seeds}
                 former = [kept.get(number) for number in range(max(kept) + 1)]
                 stored = runner.restored(former, partition, len(self.spec.broadcast_routes))
-            records = frame[frame[C.KIND].to_numpy() == int(C.Kind.RECORD)]
-            inputs, progress = self._inputs(records), self._micro_batch().progress(self.spec.uid)
+            inputs = self._inputs(arrived.of_kind(C.Kind.RECORD))
+            progress = self._micro_batch().progress(self.spec.uid)
             (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
-        value = done.value if done.value is not None else (None if seeds.empty else stored)
+        value = done.value if done.value is not None else (stored if seeds else None)
         if value is not None:
             state.update((value,))
         self._begun = self._attempt
         # A channel of its own: no key group has that number.
         channel, record = self.spec.max_parallelism + partition, int(C.Kind.RECORD)
-        return [_Out(record, 0, channel, one.first, to_block(one.rows), one.side) for one in done.rows]
+        return [Out(record, 0, channel, one.first, to_block(one.rows), one.side) for one in done.rows]
 
-    def _is_called(self, frame: pd.DataFrame) -> bool:
+    def _is_called(self, arrived: GroupRows) -> bool:
         """Whether a key group without records has something to do: by timers, or by a broadcast element."""
-        calls = frame[frame[C.KIND].to_numpy() == int(C.Kind.WAKE)][C.SEQUENCE].to_numpy()
+        calls = [sequence for sequence, _ in arrived.of_kind(C.Kind.WAKE)]
         if isinstance(self._runner, KeyedBroadcastRunner) and self._runner.has_applications:
-            return bool(len(calls))
-        return bool((calls != C.BROADCAST_CALL).any())
+            return bool(calls)
+        return any(call != C.BROADCAST_CALL for call in calls)
 
-    def _stored(self, group: int, frame: pd.DataFrame, state: SparkState) -> bytes | None:
+    def _stored(self, group: int, arrived: GroupRows, state: SparkState) -> bytes | None:
         """Return the key group's state; make it that which came with the first micro-batch, if one did.
 
         A micro-batch that is run again begins without state again, so this happens once per lineage and
         key group.
         """
-        seeds = frame[frame[C.KIND].to_numpy() == int(C.Kind.STATE)]
-        if seeds.empty:
+        seeds = arrived.of_kind(C.Kind.STATE)
+        if not seeds:
             return state.get[0] if state.exists else None
         if len(seeds) > 1 or state.exists:
             raise StateMismatch(f"key group {group} got its state twice")
-        if int(seeds[C.SEQUENCE].iloc[0]) != group:
-            raise StateMismatch(f"key group {group} got the state of {seeds[C.SEQUENCE].iloc[0]}")
-        value = bytes(seeds[C.BLOCK].iloc[0])
+        of_group, value = seeds[0][0], bytes(seeds[0][1])
+        if of_group != group:
+            raise StateMismatch(f"key group {group} got the state of {of_group}")
         # Read here although no record may need it: a declaration that does not fit is an error of
         # the restore, not of some record next week.
         GroupState(self._opened().layout, value, NoBases())
         state.update((value,))
         return value
 
-    def _inputs(self, records: pd.DataFrame) -> list[pa.RecordBatch | None]:
+    def _inputs(self, records: list[tuple[int, Any]]) -> list[pa.RecordBatch | None]:
         """Return the rows of each input in their order; the sequence of a block is its input."""
         found: list[pa.RecordBatch | None] = []
         for number, shape in enumerate(self.spec.shape.inputs):
-            blocks = records[C.BLOCK][records[C.SEQUENCE].to_numpy() == number].tolist()
+            blocks = [block for sequence, block in records if sequence == number]
             found.append(in_order(blocks, shape.schema) if blocks else None)
         return found
 
@@ -389,11 +376,3 @@ def _next_call_ms(entries: GroupState) -> tuple[int, int]:
         MAX_WATERMARK_MS if event_ms is None else event_ms,
         MAX_WATERMARK_MS if processing_ms is None else processing_ms,
     )
-
-
-def _frame(rows: list[_Out]) -> pd.DataFrame:
-    """Return rows as a frame with the columns of EMITTED."""
-    numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
-    columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}
-    columns[C.BLOCK] = [row.block for row in rows]
-    return pd.DataFrame(columns)
