@@ -11,7 +11,7 @@ import pyarrow as pa
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.timers import TimerQueue
-from flinkish_spark.runtime.arrow_rows import to_values
+from flinkish_spark.runtime.python_values import to_values
 
 
 class BatchTimers:

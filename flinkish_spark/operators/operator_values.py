@@ -12,6 +12,7 @@ from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
+from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.state.descriptors import made_by
 from flinkish_spark.state.handed_out import naming_of
 
@@ -88,7 +89,7 @@ def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> 
 
 def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
     """Return a column's values; tuples where the type is written as a list of fields."""
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    values = to_values(column)
     return [tuple(value.values()) for value in values] if has_fields else values
 
 

@@ -26,10 +26,11 @@ from flinkish_spark.operators.vectorized_aggregates import (
     MergePartials,
     merge,
 )
-from flinkish_spark.runtime.arrow_rows import RowWriter, to_values
+from flinkish_spark.runtime.arrow_rows import RowWriter
 from flinkish_spark.runtime.arrow_values import strict_array
 from flinkish_spark.runtime.hinted_types import StateType, declared_ddl, maker_of
 from flinkish_spark.runtime.named_rows import RowForm
+from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.state import StateTtl
 
 

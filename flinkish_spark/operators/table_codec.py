@@ -33,6 +33,7 @@ from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
 from flinkish_spark.runtime.named_rows import RowError, RowForm
+from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -266,8 +267,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     """Return the rows of a batch that has the layout's columns, in their order."""
     columns = {
-        name: column.to_pylist(maps_as_pydicts="strict")
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        name: to_values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
     values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])

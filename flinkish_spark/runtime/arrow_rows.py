@@ -1,53 +1,27 @@
 """Rows of an Arrow batch as Python objects and back, exact in both directions.
 
-A TIMESTAMP is a datetime in UTC, a DATE a date, a DECIMAL a decimal, a MAP a dict, a STRUCT inside of a
-field a dict. What a function emits is never rounded, cut or converted to fit.
+Values are those of :mod:`flinkish_spark.runtime.python_values`. What a function emits is never rounded, cut
+or converted to fit.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm, element_class
+from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.runtime.row_blocks import arrow_schema
 
 #: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
-
-
-def to_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; None for a null."""
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        return _timestamps(column)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if is_number and not column.null_count:
-        # Several times as fast as `to_pylist`.
-        values: list[Any] = column.to_numpy().tolist()
-        return values
-    listed: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    return listed
-
-
-def _timestamps(column: pa.Array) -> list[Any]:
-    zone = None if column.type.tz is None else datetime.UTC
-    micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
-    plain = micros.cast(pa.int64()).fill_null(0).to_numpy().astype("datetime64[us]").tolist()
-    values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
-    if column.null_count:
-        for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
-            values[at] = None
-    return values
 
 
 class RowReader:

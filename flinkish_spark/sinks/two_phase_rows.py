@@ -44,9 +44,11 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yield the records of a batch, in order."""
+    from flinkish_spark.runtime.python_values import to_values
+
     # A Row of names makes rows with these fields; unlike Row(**fields) it takes any name.
     make = Row(*batch.schema.names)
-    columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+    columns = [to_values(column) for column in batch.columns]
     for values in zip(*columns, strict=True):
         yield make(*values)
 

@@ -29,12 +29,12 @@ from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import NO_BASE, GroupState, NoBases
 from flinkish_spark.operators.subtask import Subtask, running_as
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.arrow_rows import to_values
 from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.opened_operators import runner_of
+from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order
 from flinkish_spark.testing.program_steps import Copied, Way, blaming, fields_of, frame_type, way_of
 

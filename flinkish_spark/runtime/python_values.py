@@ -1,0 +1,100 @@
+"""Arrow columns to Python values.
+
+A TIMESTAMP is a datetime in UTC, a DATE a date, a DECIMAL a decimal, a MAP a dict, a STRUCT inside of a
+field a dict: what `to_pylist(maps_as_pydicts="strict")` makes. With that argument PyArrow 26 makes an Arrow
+scalar of each value on the way, which takes up to twenty times as long as without. So it is asked for types
+without maps as it is fast, and types with maps are taken apart here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def to_values(column: pa.Array) -> list[Any]:
+    """Return a column's values; None for a null.
+
+    Raises
+    ------
+    KeyError
+        A map has a key twice.
+
+    Examples
+    --------
+    >>> to_values(pa.array([[1, 2], None, []]))
+    [[1, 2], None, []]
+    """
+    kind, nulls = column.type, column.null_count
+    if pa.types.is_timestamp(kind):
+        return _timestamps(column)
+    if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not nulls:
+        numbers: list[Any] = column.to_numpy().tolist()
+        return numbers
+    if not _has_maps(kind):
+        listed: list[Any] = column.to_pylist()
+        return listed
+    make = next(make for is_of, make in _NESTED if is_of(kind))
+    return _with_nulls(make(column), column) if nulls else make(column)
+
+
+def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
+    for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+        values[at] = None
+    return values
+
+
+def _timestamps(column: pa.Array) -> list[Any]:
+    zone = None if column.type.tz is None else datetime.UTC
+    micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
+    plain = micros.cast(pa.int64()).fill_null(0).to_numpy().astype("datetime64[us]").tolist()
+    values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
+    return _with_nulls(values, column) if column.null_count else values
+
+
+def _lists(column: pa.ListArray) -> list[Any]:
+    first, bounds = _bounds(column)
+    elements = to_values(column.values.slice(first, bounds[-1]))
+    return [elements[begin:end] for begin, end in pairwise(bounds)]
+
+
+def _maps(column: pa.MapArray) -> list[Any]:
+    first, bounds = _bounds(column)
+    keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))
+    found = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(bounds)]
+    if sum(map(len, found)) < len(keys):
+        # Some key is there twice: let Arrow say so.
+        column.to_pylist(maps_as_pydicts="strict")
+    return found
+
+
+def _structs(column: pa.StructArray) -> list[Any]:
+    names = [field.name for field in column.type]
+    fields = [to_values(column.field(at)) for at in range(len(names))]
+    return [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
+
+
+@functools.cache
+def _has_maps(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_map(kind)) or any(_has_maps(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _bounds(column: Any) -> tuple[int, list[int]]:
+    """Return where the elements of a column of lists begin, and the bounds of each list from there on."""
+    offsets = column.offsets.to_numpy()
+    first = int(offsets[0])
+    return first, (offsets - first).tolist()
+
+
+_NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
+    (pa.types.is_list, _lists),
+    (pa.types.is_large_list, _lists),
+    (pa.types.is_map, _maps),
+    (pa.types.is_struct, _structs),
+)
