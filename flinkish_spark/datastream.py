@@ -327,7 +327,9 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
         if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform | LookupTransform):
-            fields = output_schema(tag.output, f"{node.function.settings.name}/{tag.name}")
+            name = node.function.settings.name
+            fields = output_schema(tag.output, f"{name}/{tag.name}")
+            self._environment.graph.check_row_side(node, name, tag, fields)
             made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
             return DataStream(self._environment, made)
         if not isinstance(node, KeyedNode):

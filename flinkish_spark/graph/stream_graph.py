@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.ids import checked_name
@@ -176,6 +176,8 @@ class StreamGraph:
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
     sides: list[SideNode] = field(default_factory=list)
+    #: Tags and fields of the side outputs of functions without a key, by function and name.
+    row_sides: dict[tuple[TransformNode, str], tuple[OutputTag, T.StructType]] = field(default_factory=dict)
     timed: list[TimedNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
     #: What sources and operators are called beside their uid, by that.
@@ -226,15 +228,22 @@ class StreamGraph:
         for known in self.sides_of(node):
             if known.tag.name == tag.name:
                 if known.output != output:
-                    raise GraphError(
-                        f"the side output '{tag.name}' of '{node.uid}' is declared as {known.tag.output!r} "
-                        f"and as {tag.output!r}",
-                        what_to_do="use one OutputTag object in the function and in get_side_output()",
-                        uid=node.uid,
-                    )
+                    raise _two_declarations(f"'{node.uid}'", known.tag, tag, uid=node.uid)
                 return known
         self.sides.append(SideNode(node, tag, output))
         return self.sides[-1]
+
+    def check_row_side(self, node: TransformNode, name: str, tag: OutputTag, output: T.StructType) -> None:
+        """Check the side output of a function without a key, whose every output is a node of its own.
+
+        Raises
+        ------
+        GraphError
+            The name was asked for with other fields.
+        """
+        known, fields = self.row_sides.setdefault((node, tag.name), (tag, output))
+        if fields != output:
+            raise _two_declarations(f"'{name}'", known, tag)
 
     def check_complete(self) -> None:
         """Raise GraphError unless something flows from a source to a sink."""
@@ -242,6 +251,14 @@ class StreamGraph:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
             )
+
+
+def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any) -> GraphError:
+    return GraphError(
+        f"the side output '{tag.name}' of {whose} is declared as {known.output!r} and as {tag.output!r}",
+        what_to_do="use one OutputTag object in the function and in get_side_output()",
+        **facts,
+    )
 
 
 def legs(node: StreamNode) -> tuple[Leg, ...]:

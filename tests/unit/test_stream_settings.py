@@ -111,6 +111,17 @@ def test_a_function_may_have_its_own_number_of_tasks(orders: DataStream) -> None
     assert function_of(checked.get_side_output(REFUSED)).settings.parallelism == 6
 
 
+def test_a_side_output_has_one_declaration(orders: DataStream) -> None:
+    other = OutputTag(REFUSED.name, "line LONG, why STRING")
+    for stream, whose in [(orders.process(Split()), "Split"), (keyed(orders), "totals")]:
+        stream.get_side_output(REFUSED)
+        stream.get_side_output(REFUSED)
+        with pytest.raises(GraphError, match=f"'{REFUSED.name}' of '.*{whose}' is declared as .* and as"):
+            stream.get_side_output(other)
+    # Another call is another function.
+    orders.process(Split()).get_side_output(other)
+
+
 @pytest.mark.parametrize(
     ("between", "says"),
     [
