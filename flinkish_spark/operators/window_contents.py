@@ -111,8 +111,8 @@ class _Aggregated(WindowContents):
 
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         result = self._state.get()
-        if result is not None:
-            fire((result,))
+        # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
+        fire(() if result is None else (result,))
 
     def clear(self) -> None:
         self._state.clear()

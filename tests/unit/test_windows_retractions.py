@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.functions import AggregateFunction
 from flinkish_spark.joins.window import WindowJoin
 from flinkish_spark.operators.column_windows import column_windows
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
@@ -16,6 +17,7 @@ from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.window_operator import window_operator
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (
+    AggregateWindow,
     ContinuousEventTimeTrigger,
     CountEvictor,
     CountTrigger,
@@ -64,6 +66,40 @@ def sessions(computation=None, lateness_ms=100, **spec):
 
 def result(start_ms, end_ms, total, is_gone=False):
     return ("a", start_ms, end_ms, total, is_gone)
+
+
+class Small(AggregateFunction):
+    """The sum, unless it has grown too large."""
+
+    def create_accumulator(self):
+        return 0
+
+    def add(self, value, accumulator):
+        return accumulator + value[1]
+
+    def get_result(self, accumulator):
+        return (accumulator,) if accumulator < 10 else None
+
+    def merge(self, first, second):
+        return first + second
+
+
+class Told(ProcessWindowFunction):
+    def process(self, key, context, elements):
+        (row,) = elements
+        yield row
+
+
+@pytest.mark.parametrize("then", [None, Told()], ids=["alone", "with a function"])
+def test_a_result_of_none_takes_the_last_one_back(then):
+    """It is no result, so it is not emitted, and a function is not called for it."""
+    spec = WindowSpec(TumblingEventTimeWindows(10), allowed_lateness_ms=50, retraction_field="gone")
+    run = Restoring(spec, AggregateWindow(Small(), "LONG", then), result_type="n LONG")
+    run.push((4, 1))
+    assert run.watermark(9).rows == [(4, False)]
+    assert run.push((9, 2)).rows == [(4, True)]
+    assert run.push((1, 3)).rows == []
+    assert run.push((-9, 4)).rows == [(5, False)]
 
 
 def test_a_window_that_fires_again_takes_its_last_result_back():
