@@ -94,11 +94,13 @@ spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py) \
     $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py) \
     tests/broker/test_savepoints.py
+# Beside those without a JVM, which are through early.
+EARLY := $(patsubst %,tests/broker/test_%.py,at_least_once dead_letters bounded_kafka ways_to_run)
 broker: setup $(BUILD)/classes.jsa ## a real Kafka broker
 	@tools/lanes.sh $(BUILD)/lanes-broker \
-	    '$(PY) -m pytest tests/broker --jvm without' \
+	    '$(PY) -m pytest tests/broker --jvm without && $(PY) -m pytest $(EARLY) --jvm with' \
 	    '$(PY) -m pytest $(DOORS) --jvm with' \
-	    '$(PY) -m pytest tests/broker --jvm with $(DOORS:%=--ignore=%)'
+	    '$(PY) -m pytest tests/broker --jvm with $(patsubst %,--ignore=%,$(DOORS) $(EARLY))'
 
 # These compute all the time: as many lanes as the smallest machine of ours has cores.
 OF_A_JOB := $(patsubst %,tests/crash/test_%.py,crash checker faults cluster)
