@@ -75,11 +75,14 @@ PROTOCOL := $(wildcard tests/unit/test_protocol_*.py) \
     $(patsubst %,tests/unit/test_%.py,completion coordinator coordinator_endings micro_batches records_and_store rewinding) \
     $(patsubst %,tests/unit/test_%.py,chains control_offset latency_tracking time_in_checkpoints time_keeper time_plans) \
     $(patsubst %,tests/unit/test_%.py,late_records timers_in_a_job tracking watermark_alignment)
+# Behind them, so that both lanes take equally long.
+WINDOWS := $(wildcard tests/unit/test_window*.py)
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@tools/require.sh openssl
 	@tools/lanes.sh $(BUILD)/lanes-unit \
-	    'COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage run --source=flinkish_spark.protocol -m pytest $(PROTOCOL)' \
-	    '$(PY) -m pytest tests/unit $(PROTOCOL:%=--ignore=%)'
+	    'COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage run --source=flinkish_spark.protocol -m pytest $(PROTOCOL) \
+	        && $(PY) -m pytest $(WINDOWS)' \
+	    '$(PY) -m pytest tests/unit $(patsubst %,--ignore=%,$(PROTOCOL) $(WINDOWS))'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
 # The second line is there because the others take longer.
