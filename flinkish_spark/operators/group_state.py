@@ -26,14 +26,9 @@ from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates, StateNotDeclared
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved
+from flinkish_spark.operators.stored_rows import Row, rows_by_slot
 from flinkish_spark.operators.stored_timers import StoredTimers
-from flinkish_spark.operators.table_codec import (
-    Row,
-    SlotForm,
-    TableLayout,
-    layout_of,
-    timer_layout,
-)
+from flinkish_spark.operators.table_codec import SlotForm, TableLayout, layout_of, timer_layout
 
 Array = np.ndarray[Any, Any]
 
@@ -249,13 +244,15 @@ class GroupState:
             if table.lent:
                 stored, now_ms = self._tables[STATE + name], run.states.scope.now_ms
                 note_changes_in_place(table, stored, self._hash_of, now_ms)
-            rows = {}
-            for slot in table.changed:
-                hashed = self._hash_of[slot[0] if has_window else slot]
-                touched_ms, touches = table.touch_of(slot)
-                alive = slot in table.entries
-                rows[slot] = Row(slot, table.entries.get(slot), hashed, touched_ms, alive, touches)
-            self._tables[STATE + name].replace(rows)
+            stored, entries, hash_of = self._tables[STATE + name], table.entries, self._hash_of
+            there = [slot for slot in table.changed if slot in entries]
+            hashes = [hash_of[slot[0]] for slot in there] if has_window else [hash_of[slot] for slot in there]
+            touches = map(table.touch_of, there) if self._layout.states[name].expires else None
+            rows = rows_by_slot(there, [entries[slot] for slot in there], hashes, touches)
+            gone = [slot for slot in table.changed if slot not in entries]
+            for slot in stored.in_base.keys() & gone:
+                rows[slot] = Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
+            stored.replace(rows, gone)
         self.timers.replace(run.timers.queues, self._hash_of)
         return self.is_changed
 

@@ -11,7 +11,7 @@ one hash are both found, and told apart by their slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.key_index import group_numbers
+from flinkish_spark.operators.stored_rows import Row
 from flinkish_spark.operators.table_codec import (
     ALIVE,
     HASH,
     TOUCHED,
-    Row,
     TableLayout,
     decode_rows,
     encode_rows,
@@ -72,6 +72,9 @@ class LayeredTable:
         self._in_delta = {row.slot: row for row in self._decoded(self.delta, places)}
         self._kept = _without(self.delta, places)
         found.update(self._in_delta)
+        if self.base is None:
+            # Only what lies over a base has rows that are not alive.
+            return found
         return {slot: row for slot, row in found.items() if row.alive}
 
     def decoded(self, hashes: Array) -> dict[Any, Row]:
@@ -81,18 +84,25 @@ class LayeredTable:
             found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
         return {slot: row for slot, row in found.items() if row.alive}
 
-    def replace(self, changes: Mapping[Any, Row]) -> None:
-        """Put rows, by slot, into the delta; a row that is not alive removes the entry.
+    def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
+        """Put rows, by slot, into the delta, and take others out.
 
         Their keys are among those that were selected.
+
+        Parameters
+        ----------
+        changes
+            By slot. A row that is not alive says that the base's does not count.
+        gone
+            Slots of removed entries. For those in :attr:`in_base` such a row is among `changes`, too.
         """
-        if not changes:
+        if not changes and not gone:
             return
-        upper = {**self._in_delta, **changes}
-        # A removed entry leaves a trace only where there is a base in which it could be found again.
-        rows = [row for slot, row in upper.items() if row.alive or slot in self.in_base]
-        self._in_delta = {row.slot: row for row in rows}
-        self.delta = _joined([self._kept, encode_rows(self.layout, rows)])
+        upper = self._in_delta
+        for slot in gone:
+            upper.pop(slot, None)
+        upper.update(changes)
+        self.delta = _joined([self._kept, encode_rows(self.layout, list(upper.values()))])
         self.is_changed = True
 
     def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:

@@ -144,7 +144,8 @@ class SessionOperator(MergingWindowOperator):
         key, window = scope.key, windows[0]
         start_ms, end_ms = window
         known = self._of_keys.entries.get(key, ())
-        near = [entry for entry in known if entry[0] <= end_ms and entry[1] >= start_ms]
+        # Most of a key's windows lie before the element: that is asked first.
+        near = [entry for entry in known if entry[1] >= start_ms and entry[0] <= end_ms]
         if len(windows) > 1 or len(near) > 1 or end_ms == MAX_WATERMARK_MS:
             return super()._add(value, time_ms, windows)
         if not near:
@@ -176,20 +177,20 @@ class SessionOperator(MergingWindowOperator):
         """Fire the window and forget it."""
         key, window = timer.key, TimeWindow._make(timer.namespace)
         known = self._of_keys.entries.get(key, ())
-        entry = next((one for one in known if one[:2] == window), None)
-        if entry is None or timer.time_ms != window.end_ms - 1 or domain is not TimeDomain.EVENT_TIME:
+        at = next((at for at, one in enumerate(known) if one[:2] == window), None)
+        if at is None or timer.time_ms != window.end_ms - 1 or domain is not TimeDomain.EVENT_TIME:
             # A timer of an earlier program; its windows may have waited longer.
             super().on_timer(timer, domain)
             return
         self._firing.window = window
-        self._scope.enter(key, TimeWindow(entry[2], entry[3]))
+        self._scope.enter(key, TimeWindow._make(known[at][2:]))
         self._contents.fire(self._emit, window, self._trigger_context)
         self._contents.clear()
         if self._function is not None:
             self._enter_key()
             self._firing.window = window
             self._function.clear(self._firing)
-        self._set_windows(key, [one for one in known if one is not entry])
+        self._set_windows(key, [*known[:at], *known[at + 1 :]])
 
     def _set_windows(self, key: Any, entries: list[StoredWindow]) -> None:
         table = self._of_keys

@@ -9,7 +9,8 @@ import numpy as np
 
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.table_codec import ALIVE, HASH, TIME, Row
+from flinkish_spark.operators.stored_rows import Row, rows_by_slot
+from flinkish_spark.operators.table_codec import ALIVE, HASH, TIME
 from flinkish_spark.operators.timers import TimerQueue
 
 Array = np.ndarray[Any, Any]
@@ -80,9 +81,12 @@ class StoredTimers:
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
-            rows = {}
-            for timer, (place, is_there) in queue.changes().items():
-                below = stored.in_base.get(timer)
-                value = (place, None if below is None else below.value[0])
-                rows[timer] = Row(timer, value, hash_of[timer.key], alive=is_there)
-            stored.replace(rows)
+            in_base = stored.in_base
+            new, gone = queue.new(), queue.gone()
+            below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
+            values = list(zip(new.values(), below, strict=True))
+            rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
+            for timer in gone.keys() & in_base.keys():
+                value = (gone.pop(timer), in_base[timer].value[0])
+                rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
+            stored.replace(rows, gone)

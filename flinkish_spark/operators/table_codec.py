@@ -19,9 +19,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
+from flinkish_spark.operators.stored_rows import Row, to_row
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
@@ -76,14 +77,12 @@ class SlotForm(enum.Enum):
         return _SLOT_COLUMNS[self.value]
 
     def split(self, slots: Sequence[Any]) -> tuple[Sequence[Any], list[Sequence[Any]]]:
-        """Return the keys of slots, and the other columns."""
+        """Return the keys of slots, of which there is one at least, and the other columns."""
         if self is SlotForm.KEY:
             return slots, []
-        windows = [slot[-1] or (None, None) for slot in slots]
-        bounds: list[Sequence[Any]] = [[window[0] for window in windows], [window[1] for window in windows]]
-        if self is SlotForm.KEY_AND_WINDOW:
-            return [slot[0] for slot in slots], bounds
-        return [slot.key for slot in slots], [[slot.time_ms for slot in slots], *bounds]
+        *times, keys, windows = zip(*slots, strict=True)
+        bounds = zip(*(window or (None, None) for window in windows), strict=True)
+        return keys, [*times, *bounds]
 
     def join(self, keys: Sequence[Any], others: Sequence[Sequence[Any]]) -> Sequence[Any]:
         """Return slots again."""
@@ -92,7 +91,8 @@ class SlotForm(enum.Enum):
         windows = [None if a is None else (a, b) for a, b in zip(*others[-2:], strict=True)]
         if self is SlotForm.KEY_AND_WINDOW:
             return list(zip(keys, windows, strict=True))
-        return list(map(Timer, others[0], keys, windows))
+        # What `Timer(...)` does, without a call of Python for each.
+        return list(map(partial(tuple.__new__, Timer), zip(others[0], keys, windows, strict=True)))
 
 
 _EXPIRY_COLUMNS = {"nothing": (), "whole": (TOUCHED,), "elements": (TOUCHED, TOUCHES)}
@@ -114,20 +114,6 @@ class Expiry(enum.Enum):
 
 #: Types of the columns of :class:`Expiry`.
 _TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
-
-
-class Row(NamedTuple):
-    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one.
-
-    `touches` are those of its elements, None where they are the same.
-    """
-
-    slot: Any
-    value: Any
-    hash: int
-    touched_ms: int = 0
-    alive: bool = True
-    touches: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -245,18 +231,20 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     """
     if not rows:
         return layout.empty
-    keys, others = layout.form.split([row.slot for row in rows])
-    columns: list[Sequence[Any]] = [[row.hash for row in rows], *_spread(keys, len(layout.keys)), *others]
+    slots, values, hashes, touched, alive, touches = zip(*rows, strict=True)
+    keys, others = layout.form.split(slots)
+    columns: list[Sequence[Any]] = [hashes, *_spread(keys, len(layout.keys)), *others]
     if layout.expires:
-        columns.append([row.touched_ms for row in rows])
+        columns.append(touched)
     if layout.expiry is Expiry.ELEMENTS:
-        columns.append([row.touches for row in rows])
+        columns.append(touches)
     width = len(layout.values)
     nothing = (None,) * width if width > 1 else None
     # Of a timer that is gone it still has to be said which one of the layer below that is.
     keeps = layout.form is SlotForm.TIMER
-    columns += _values(layout, [row.value if row.alive or keeps else nothing for row in rows], keys)
-    columns.append([row.alive for row in rows])
+    if not keeps and not all(alive):
+        values = tuple(one if there else nothing for one, there in zip(values, alive, strict=True))
+    columns += [*_values(layout, values, keys), alive]
     batch = pa.RecordBatch.from_arrays(
         [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
         schema=layout.schema,
@@ -279,7 +267,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
         ]
     slots = layout.form.join(keys, [columns[name] for name in layout.form.columns])
     touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
-    return map(Row, slots, values, columns[HASH], touched, columns[ALIVE], touches)
+    return map(to_row, zip(slots, values, columns[HASH], touched, columns[ALIVE], touches, strict=False))
 
 
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -306,14 +294,14 @@ def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Se
         raise StateValueError(f"state {layout.name!r} got a wrong value: {what}{of_key}: {error}") from error
 
 
-def _values(layout: TableLayout, values: list[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
     """Return the columns of values; those of several fields are any rows."""
     width = len(layout.values)
     if width == 1:
         return [values]
     form = RowForm(layout.value_names or ("",) * width)
     try:
-        rows = form.tuples(values)
+        rows = form.tuples(list(values))
         if rows and set(map(len, rows)) != {width}:
             raise RowError(f"a row with other fields than {', '.join(layout.value_names)}")
     except RowError:

@@ -77,13 +77,15 @@ class TimerQueue:
             del self._live[timer]
             yield timer
 
-    def changes(self) -> dict[Timer, tuple[int, bool]]:
-        """Return what differs from what was stored: a timer's place, and whether it is (still) there."""
-        gone = {timer: (place, False) for timer, place in self._stored.items() if timer not in self._live}
-        new = {
-            timer: (place, True) for timer, place in self._live.items() if self._stored.get(timer) != place
-        }
-        return gone | new
+    def gone(self) -> dict[Timer, int]:
+        """Return the stored timers that are not there any more, with their places."""
+        live = self._live
+        return {timer: place for timer, place in self._stored.items() if timer not in live}
+
+    def new(self) -> dict[Timer, int]:
+        """Return the timers that are not stored, or with another place, with their places."""
+        place_of = self._stored.get
+        return {timer: place for timer, place in self._live.items() if place_of(timer) != place}
 
     def _in_order(self) -> list[tuple[int, int, Timer]]:
         return sorted((timer.time_ms, place, timer) for timer, place in self._live.items())

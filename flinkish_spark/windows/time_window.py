@@ -8,6 +8,7 @@ from typing import NamedTuple
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 class TimeWindow(NamedTuple):
@@ -59,6 +60,6 @@ def window_at(start_ms: int, size_ms: int) -> TimeWindow:
 
 def _datetime(time_ms: int) -> datetime.datetime | None:
     try:
-        return _EPOCH + datetime.timedelta(milliseconds=time_ms)
+        return _EPOCH + time_ms * _MILLISECOND
     except OverflowError:
         return None
