@@ -34,6 +34,8 @@ from tests.bench.results import Results, revision
 ROOT = Path(__file__).resolve().parents[2]
 #: Number of the first run that is of no round.
 _FIRST_WARM_UP = 1_000
+#: How much is shown of the log of a variant that ended.
+_LAST_LINES = 60
 DEFAULTS = {"events": 600_000, "batch": 100_000, "keys": 10_000}
 
 
@@ -48,7 +50,8 @@ class Worker:
             "--events", str(args.events), "--batch", str(args.batch),
         ]  # fmt: skip
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        log = open(Path(args.directory) / f"{variant}.log", "w")  # noqa: SIM115 - the child's
+        self._log = Path(args.directory) / f"{variant}.log"
+        log = open(self._log, "w")  # noqa: SIM115 - the child's
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=log, text=True, start_new_session=True,
@@ -89,7 +92,9 @@ class Worker:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"{self.variant} ended; see its log in the bench directory")
+        # The next group empties the directory.
+        last = "\n".join(self._log.read_text().splitlines()[-_LAST_LINES:])
+        raise SystemExit(f"{last}\n{self.variant} ended; above are the last lines of its log")
 
     def _cpu_seconds(self):
         tree = [psutil.Process(self.process.pid)]

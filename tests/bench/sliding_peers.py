@@ -15,7 +15,10 @@ from tests.bench.frame_times import times_ms
 
 SIZE_MS, SLIDE_MS = 60_000, 20_000
 #: Where the last window ended that was emitted, and the slices that later ones need.
-STATE = "until LONG, begins ARRAY<LONG>, totals ARRAY<LONG>"
+LISTS = "until LONG, begins ARRAY<LONG>, totals ARRAY<LONG>"
+#: The same for applyInPandasWithState, packed: PySpark 4.2's workers read the schema of its state in small
+#: letters, and find no `elementType` in it.
+STATE = "until LONG, begins BINARY, totals BINARY"
 OUTPUT = "user STRING, begins LONG, total LONG"
 
 
@@ -29,6 +32,19 @@ def _opened(stored):
 
 def _stored(until, slices):
     return until, list(slices), list(slices.values())
+
+
+def _unpacked(stored):
+    if stored is None:
+        return 0, {}
+    until, begins, totals = stored
+    slices = (np.frombuffer(packed, np.int64).tolist() for packed in (begins, totals))
+    return until, dict(zip(*slices, strict=True))
+
+
+def _packed(until, slices):
+    columns = (np.fromiter(numbers, np.int64, len(slices)) for numbers in (slices, slices.values()))
+    return until, *(column.tobytes() for column in columns)
 
 
 def _due(until, slices):
@@ -62,12 +78,12 @@ def _add(frames, slices):
 
 def per_key(key, frames, state):
     """For applyInPandasWithState with a timeout in event time, a group per key."""
-    until, slices = _opened(state.getOption)
+    until, slices = _unpacked(state.getOption)
     if not state.hasTimedOut:
         _add(frames, slices)
     begins, totals, until = _over(until, slices, state.getCurrentWatermarkMs())
     if slices:
-        state.update(_stored(until, slices))
+        state.update(_packed(until, slices))
         state.setTimeoutTimestamp(_due(until, slices))
     else:
         state.remove()
@@ -78,7 +94,7 @@ def per_key(key, frames, state):
 class RowSliding(StatefulProcessor):
     def init(self, handle):
         self.handle = handle
-        self.slices = handle.getValueState("slices", STATE)
+        self.slices = handle.getValueState("slices", LISTS)
 
     def handleInputRows(self, key, rows, timers):
         until, slices = _opened(self.slices.get())
