@@ -217,7 +217,7 @@ def measure(variants, results, args):
             with _alone(args.lock):
                 for worker, _ in _round(workers, 0):
                     say(f"check {worker.variant}: {worker.check(0, orders)}")
-                for worker in workers:
+                for worker in workers if args.rounds else ():
                     _warm_up(worker, args.warm_up_s)
             while len(results.rounds) < args.rounds:
                 number = len(results.rounds) + 1
