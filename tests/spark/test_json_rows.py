@@ -37,6 +37,15 @@ VALUES = (
     '\n {"s":"x"}\t',
     "{}",
 )
+#: Of which the parts of times are drawn: those that there are, those that there are not.
+YEARS = ("0000", "0001", "1582", "1900", "1970", "2000", "2023", "2024", "2100", "9999", "12024", "-2024", "+2024")
+MONTHS = ("00", "01", "02", "02", "04", "12", "13", "2", "1a")
+DAYS = ("00", "01", "15", "28", "29", "30", "31", "32", "5")
+TIMES = (
+    *("00:00:00", "23:59:59", "24:00:00", "12:60:00", "12:00:60", "12:00", "12", "1:2:3", "12-00-00", "1２:00:00"),
+    *("12:34:56.1", "12:34:56.123456", "12:34:56.1234567", "12:34:56.", "12:34:56.12a", "12:34:56,123", ""),
+)
+ZONES = ("Z", "Z", "Z", "", "z", "ZZ", "+00:00", "UTC", " Z", "Z ", "Europe/Paris")
 ODD = (
     '{"a":1}{"b":2}',
     '{"s":"x"} trailing }',
@@ -88,9 +97,17 @@ def changed(value: str, chance: random.Random) -> str:
     return "".join(letters)
 
 
+def a_time(chance: random.Random) -> str:
+    day = f"{chance.choice(YEARS)}-{chance.choice(MONTHS)}-{chance.choice(DAYS)}"
+    if chance.random() < 0.5:
+        day = f"{chance.randrange(1, 10_000):04d}-{chance.randrange(1, 13):02d}-{chance.randrange(1, 29):02d}"
+    return f"{day}{chance.choice('TTT tx')}{chance.choice(TIMES)}{chance.choice(ZONES)}"
+
+
 def test_every_value_is_read_as_by_spark(spark: Any) -> None:
     chance = random.Random(7)
     values = [*VALUES, *ODD, *(changed(chance.choice(VALUES), chance) for _ in range(4_000))]
+    values += [f'{{"t":"{a_time(chance)}"}}' for _ in range(6_000)]
     frame = spark.createDataFrame([(value,) for value in values], "value STRING")
     settings = {"mode": "PERMISSIVE", **SETTINGS}
     text = F.col("value")

@@ -91,7 +91,7 @@ public final class JsonRows implements Serializable {
       }
     }
     var read = new StructType(java.util.Arrays.copyOf(own, length));
-    var jackson = new JacksonParser(read, parsed, false, seq());
+    JacksonParser jackson = new QuickJsonParser(read, parsed, seq());
     return new FailureSafeParser<>(text -> jackson.parse(text, JsonRows::open, one -> one), parsed.parseMode(), schema, corrupt);
   }
 
