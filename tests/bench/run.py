@@ -159,7 +159,9 @@ def parse_args():
     parser.add_argument("--resume", action="store_true", help="go on with the rounds that results/ has")
     parser.add_argument("--directory", default="build/bench", help="of the broker and the jobs; made anew")
     parser.add_argument("--results", default="build/bench-results", help="a file of rounds per group, kept")
-    parser.add_argument("--lock", help="a file locked in each round that counts; `flock FILE command` runs in between")
+    parser.add_argument(
+        "--lock", help="a file locked in each round that counts; `flock FILE command` runs in between"
+    )
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
     return parser.parse_args()
