@@ -110,6 +110,11 @@ class PlannedSink:
         return frozenset(found)
 
     @property
+    def readings(self) -> int:
+        """How often its rows read the micro-batch: parts each on their own, behind transforms twice."""
+        return sum(2 if part.transforms else 1 for part in self.parts)
+
+    @property
     def rows(self) -> tuple[tuple[int, int | None], ...] | None:
         """What tells its rows in the union from those of other sinks; None where it changes them first."""
         if any(part.transforms for part in self.parts):

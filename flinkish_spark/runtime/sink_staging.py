@@ -53,15 +53,16 @@ class SinkStaging:
         """Stage `frame` in some sinks; see :class:`~flinkish_spark.runtime.engine.Staging`."""
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
-        passes = sum(self._writers[uid].passes for uid in sinks)
-        if passes > 1:
-            # Otherwise each sink would run the operators again, and a task that is retried in
-            # between could stage other rows for one sink than for the other.
+        own = [sink for sink in self._sinks if sink.uid in sinks]
+        readings = sum(self._writers[sink.uid].passes * sink.readings for sink in own)
+        if readings > 1:
+            # Otherwise each would run the operators again, and a task that is retried in between could
+            # stage other rows for one sink, or another barrier for the same one.
             frame = frame.persist()
         try:
             return self._stage_sinks(frame, batch, attempt, sinks)
         finally:
-            if passes > 1:
+            if readings > 1:
                 frame.unpersist()
 
     def _stage_sinks(
