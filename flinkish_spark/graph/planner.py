@@ -36,6 +36,7 @@ from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoM
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
+from flinkish_spark.graph.row_by_row import RowByRow, read_functions
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
     Base,
@@ -304,14 +305,11 @@ class Planner:
         columns = tuple(f"s{index}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
-        return part, self._schema_after(tagged) if tagged.transforms else tagged.schema
-
-    def _schema_after(self, stream: TaggedStream) -> T.StructType:
-        probe = self._spark.createDataFrame([], stream.schema)
-        for function in stream.transforms:
-            probe = transformed(probe, function)
-        check_field_names(probe.schema, "the result of a transform")
-        return probe.schema
+        if not tagged.transforms:
+            return part, tagged.schema
+        schema, found = read_functions(self._spark, tagged.transforms, tagged.schema, columns)
+        check_field_names(schema, "the result of a transform")
+        return replace(part, by_row=found if isinstance(found, RowByRow) else None), schema
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
