@@ -32,6 +32,7 @@ _CALLS = {
     "CollectMetrics": "observe()",
     "Deduplicate": "distinct() or dropDuplicates()",
     "Distinct": "distinct()",
+    "EventTimeWatermark": "withWatermark()",
     "Except": "a difference (subtract, exceptAll)",
     "Expand": "unpivot(), or a cube or rollup",
     "Generate": "explode(), or another function that makes several rows",
@@ -108,8 +109,6 @@ def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: 
 
     Parameters
     ----------
-    given
-        Made of a schema, so that its plan is a single node.
     names
         What its columns are called in the frames that the plan is to be used on.
     prefix
@@ -118,10 +117,10 @@ def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: 
     if getattr(given, "_jdf", None) is None:
         return NotRowByRow("something that is not known: the session has no JVM of its own")
     try:
-        beginning = given._jdf.queryExecution().analyzed()
+        beginning, end = (frame._jdf.queryExecution().analyzed() for frame in (given, made))
         ids = [one.exprId().id() for one in _each(beginning.output())]
         reading = _Reading(given.sparkSession._jvm, dict(zip(ids, names, strict=True)), prefix)
-        return reading.of(made._jdf.queryExecution().analyzed())
+        return reading.of(end, beginning)
     except _NoSuchPlan as error:
         return NotRowByRow(error.what)
     except (Py4JError, TypeError) as error:
@@ -153,10 +152,10 @@ class _Reading:
         self._names = (f"{prefix}{number}" for number in itertools.count())
         self._kinds = {jvm.java.lang.Class.forName(name): what for name, what in _NOT_OF_A_ROW.items()}
 
-    def of(self, plan: Any) -> RowPlan:
-        """Return what a plan does, from its leaf up."""
+    def of(self, plan: Any, beginning: Any) -> RowPlan:
+        """Return what a plan does, from the node that it begins with up."""
         steps: list[Computing | Keeping] = []
-        for kind, node in reversed(list(_nodes(plan))):
+        for kind, node in reversed(list(_nodes(plan, beginning))):
             if kind == "Project":
                 columns = self._projected(node)
                 if columns:
@@ -211,15 +210,13 @@ class _Reading:
         return name
 
 
-def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes of a plan from its root to its leaf, with the names of their classes."""
-    while True:
+def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes of a plan from its root to where it begins, with the names of their classes."""
+    while not plan.equals(beginning):
         kind, children = _kind(plan), plan.children()
-        yield kind, plan
-        if children.size() == 0:
-            return
         if kind not in ("Project", "Filter", "SubqueryAlias"):
-            raise _NoSuchPlan(_CALLS.get(kind, kind))
+            raise _NoSuchPlan(_CALLS.get(kind, kind) if children.size() else "another DataFrame")
+        yield kind, plan
         plan = children.apply(0)
 
 

@@ -58,6 +58,39 @@ class RowByRow:
             frame = step.of(frame) if isinstance(step, Selection) else frame.where(step)
         return frame
 
+    def of_records(self, records: DataFrame) -> DataFrame:
+        """Return what comes out where all rows are records: their control columns and fields."""
+        control = [name for name in records.columns if name.startswith(C.PREFIX)]
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                records = records.where(step.condition)
+            else:
+                records = records.withColumns({one.name: one.value for one in step.columns})
+        return records.select(*control, *self.named_fields)
+
+    def keeping_times(self, records: DataFrame) -> DataFrame:
+        """Return the same with the times of records that are dropped, and of those that were dropped before.
+
+        Such a row has no place and no fields, as what a Python function leaves of a record; see
+        `runtime/kept_times.py`.
+        """
+        control = [name for name in records.columns if name.startswith(C.PREFIX)]
+        has_place = F.col(C.SEQUENCE).isNotNull()
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                kept = F.when(has_place, F.when(step.condition, F.col(C.SEQUENCE)))
+                records = records.withColumn(C.SEQUENCE, kept)
+            else:
+                made = {one.name: F.when(has_place, one.value) for one in step.columns}
+                records = records.withColumns(made)
+        own = [_named(F.when(has_place, column), field) for column, field in self.fields]
+        return records.select(*control, *own)
+
+    @property
+    def drops(self) -> bool:
+        """Whether there are records of which nothing comes out."""
+        return any(isinstance(step, Keeping) for step in self.plan.steps)
+
     @cached_property
     def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
         """Column with each field that comes out, without its name, and that field."""
@@ -94,7 +127,13 @@ def read_functions(
     GraphError, UserFunctionError
         As of :func:`~flinkish_spark.graph.frame_transforms.transformed`.
     """
-    given = spark.createDataFrame([], schema)
+    return read_functions_over(spark.createDataFrame([], schema), functions, names)
+
+
+def read_functions_over(
+    given: DataFrame, functions: Sequence[Transform], names: Sequence[str]
+) -> tuple[T.StructType, RowByRow | Spoiler]:
+    """Return the same for functions that are called with a given DataFrame."""
     made = [given]
     for function in functions:
         made.append(transformed(made[-1], function))

@@ -124,7 +124,7 @@ def test_what_is_not_done_to_single_rows_is_told(spark: Any) -> None:
         "monotonically_increasing_id": lambda frame: frame.select(F.monotonically_increasing_id()),
         "a subquery": lambda frame: frame.where("amount IN (SELECT id FROM range(3))"),
         "a function in Python": lambda frame: frame.withColumn("user", identity(F.upper("user"))),
-        "a column of another DataFrame": lambda frame: spark.range(3),
+        "another DataFrame": lambda frame: spark.range(3),
     }
     for what, function in cases.items():
         _, found = read_functions(spark, [function], FIELDS, NAMES)
