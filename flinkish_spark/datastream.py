@@ -71,13 +71,13 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """Apply a stateless DataFrame function: select, where, withColumn, a join with a table.
 
         Barriers never pass through it. Keep row order: a record's place in its channel is what
-        orders the records of one key.
+        orders the records of one key. Between two keyed operators it must look at each row by itself.
 
         Parameters
         ----------
         function
-            Gets the records' DataFrame and returns another; called at each start of the query, or
-            behind a keyed operator once per micro-batch.
+            Gets the records' DataFrame and returns another; called at each start of the query, and
+            between a keyed operator and a sink once per micro-batch if it looks at more than single rows.
 
         Raises
         ------

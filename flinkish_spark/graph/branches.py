@@ -68,16 +68,17 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     Raises
     ------
     GraphError
-        Something is a function of a DataFrame.
+        Something is a function of a DataFrame. Where there is one way only, it was done before
+        (`graph/frames_between.py`).
     """
     found = [function for function in functions if not is_partitioning(function)]
     known = tuple(function for function in found if isinstance(function, RecordFunction))
     if len(known) < len(found):
         raise GraphError(
             f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="a transform behind a keyed operator runs on the evaluated micro-batch",
+            why="it reads that operator on several ways, and the rows of all ways are in one DataFrame",
             what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
-            "move it into the function of the operator before it",
+            "do it in the function of the operator before it",
             uid=uid,
         )
     return known
@@ -170,10 +171,10 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
     """
     if len(inlet.legs) == 1:
         (leg,) = inlet.legs
-        workers, made = _in_turn(_functions(uid, leg), given)
+        workers, made = in_turn(_functions(uid, leg), given)
         return (InTurn(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
-    ways = [_in_turn(_functions(uid, leg), numbered) for leg in inlet.legs]
+    ways = [in_turn(_functions(uid, leg), numbered) for leg in inlet.legs]
     first = fields_of(ways[0][1])
     for _, made in ways[1:]:
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
@@ -257,9 +258,10 @@ def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
     return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
 
 
-def _in_turn(
+def in_turn(
     functions: Sequence[RecordFunction], given: T.StructType
 ) -> tuple[tuple[Worker, ...], T.StructType]:
+    """Return what makes records of those with the columns `given`, and the columns that come out."""
     workers: list[Worker] = []
     for function in functions:
         if isinstance(function, RowTransform):

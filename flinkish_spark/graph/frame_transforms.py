@@ -30,24 +30,25 @@ def transformed(records: DataFrame, function: Transform) -> DataFrame:
         raise
     except AnalysisException as error:
         raise GraphError(
-            f"Spark refuses what {_named(function)} of transform() does",
+            f"Spark refuses what {named(function)} of transform() does",
             why=str(error).partition("\n")[0],
             what_to_do=f"correct it; the records have {', '.join(_own(records))}",
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{_named(function)} of transform() failed: {type(error).__name__}: {error}",
+            f"{named(function)} of transform() failed: {type(error).__name__}: {error}",
             what_to_do="it gets the records' DataFrame, and returns another; correct it",
         ) from error
     if not isinstance(found, DataFrame):
         raise GraphError(
-            f"{_named(function)} of transform() returned a {type(found).__name__}",
+            f"{named(function)} of transform() returned a {type(found).__name__}",
             what_to_do="return a DataFrame",
         )
     return found
 
 
-def _named(function: object) -> str:
+def named(function: object) -> str:
+    """Return what errors call a function."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"'{name}'"
 

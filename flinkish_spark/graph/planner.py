@@ -5,8 +5,9 @@
 
 A barrier is one row of the control source; a keyed operator turns it into one per shuffle
 partition. Transforms in front of a keyed operator are part of the streaming plan and see records
-only. Transforms behind one run on the evaluated micro-batch, because splitting the operator's
-output in the plan would run the operator twice.
+only. Those between two keyed operators are part of it, too, and control rows pass them by. Those behind
+the last one run on the evaluated micro-batch, because splitting the operator's output in the plan would
+run the operator twice.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from flinkish_spark.graph.branches import (
 from flinkish_spark.graph.chains import chains_to
 from flinkish_spark.graph.declared import check_field_names, check_same_fields
 from flinkish_spark.graph.frame_transforms import transformed
+from flinkish_spark.graph.frames_between import behind_frames
 from flinkish_spark.graph.key_selectors import with_computed_keys
 from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
@@ -36,6 +38,7 @@ from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoM
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
+from flinkish_spark.graph.row_by_row import RowByRow, read_functions
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
     Base,
@@ -215,16 +218,16 @@ class Planner:
         self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
     ) -> list[KeyedInput]:
         """Return the inputs that an operator has of a source, or of another operator."""
-        if isinstance(feed.base, SourceNode) or is_read_plainly(node.uid, feed):
-            ((inlet,), (leg,)) = feed.inlets, feed.inlets[0].legs
-            entry = node.entries[inlet.entry]
-            one = _keyed_input(node, entry, self.stream(leg, chain, names), reporters)
-            return [replace(one, entry=inlet.entry, distribution=entry.distribution)]
+        if isinstance(feed.base, SourceNode):
+            return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
         streams = []
         for inlet in feed.inlets:
             stream = self.stream(Leg(inlet.base), chain, names)
             assert isinstance(stream, TaggedStream)
             streams.append(stream)
+        streams[0], feed = behind_frames(node.uid, feed, streams[0])
+        if is_read_plainly(node.uid, feed):
+            return [_plain_input(node, feed, streams[0], reporters)]
         given = []
         for inlet, (rows, schema, keys) in zip(feed.inlets, shared_inputs(node, feed, streams), strict=True):
             control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
@@ -304,14 +307,11 @@ class Planner:
         columns = tuple(f"s{index}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
-        return part, self._schema_after(tagged) if tagged.transforms else tagged.schema
-
-    def _schema_after(self, stream: TaggedStream) -> T.StructType:
-        probe = self._spark.createDataFrame([], stream.schema)
-        for function in stream.transforms:
-            probe = transformed(probe, function)
-        check_field_names(probe.schema, "the result of a transform")
-        return probe.schema
+        if not tagged.transforms:
+            return part, tagged.schema
+        schema, found = read_functions(self._spark, tagged.transforms, tagged.schema, columns)
+        check_field_names(schema, "the result of a transform")
+        return replace(part, by_row=found if isinstance(found, RowByRow) else None), schema
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
@@ -352,6 +352,13 @@ def _has_one_source(graph: StreamGraph) -> bool:
     has_unions = any(len(legs(sink.parent)) > 1 for sink in graph.sinks)
     is_plain = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
     return is_plain and is_straight and not has_unions
+
+
+def _plain_input(node: KeyedNode, feed: Feed, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
+    (inlet,) = feed.inlets
+    entry = node.entries[inlet.entry]
+    one = _keyed_input(node, entry, stream, reporters)
+    return replace(one, entry=inlet.entry, distribution=entry.distribution)
 
 
 def _keyed_input(

@@ -13,6 +13,7 @@ from flinkish_spark.graph.frame_transforms import Transform, transformed
 from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.python_transforms import RowTransform
+from flinkish_spark.graph.row_by_row import Spoiler, read_functions_over
 from flinkish_spark.graph.times import time_column
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.runtime import columns as C
@@ -84,6 +85,9 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     if is_partitioning(function):
         # What moves rows moves those that are times only, too.
         return replace(stream, records=function(stream.records), marked=None)
+    by_row = _keeping_times(stream, function) if stream.is_timed else None
+    if by_row is not None:
+        return by_row
     stream = stream.records_only()
     records = transformed(stream.records, function)
     lost = {C.TIME, C.MARK} & (set(stream.records.columns) - set(records.columns))
@@ -100,6 +104,22 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     # Spark's input partition, so position in the partition stands in for the offset.
     placed = with_position(records)
     return replace(stream, records=placed, origins=Origins(), marked=None, has_channels=False)
+
+
+def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | None:
+    """Return the stream behind a function that looks at each row by itself; None if it does more.
+
+    It sees fields only, so it cannot lose times and places. What it drops leaves its time.
+    """
+    names = stream.schema.names
+    fields = stream.records.select(*[F.col(C.quoted(name)) for name in names])
+    _, found = read_functions_over(fields, [function], names)
+    if isinstance(found, Spoiler):
+        return None
+    if found.drops or stream.has_kept_times:
+        return replace(stream, records=found.keeping_times(stream.records), marked=None, has_kept_times=True)
+    # No row is without fields, so they stay what they are: also those that must not be null.
+    return replace(stream, records=found.of_records(stream.records), marked=None)
 
 
 def with_position(records: DataFrame) -> DataFrame:

@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.branches import worker_between
+from flinkish_spark.graph.frames_between import frame_function
 from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.graph.keyed_input import KeyedInput, Sent, Transport, sent_by
 from flinkish_spark.graph.keyed_plan import operator_and_shape
@@ -36,7 +37,15 @@ from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.opened_operators import runner_of
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order
-from flinkish_spark.testing.program_steps import Copied, Way, blaming, fields_of, frame_type, way_of
+from flinkish_spark.testing.program_steps import (
+    Copied,
+    Way,
+    blaming,
+    fields_of,
+    frame_type,
+    no_frames,
+    way_of,
+)
 
 
 @dataclass(frozen=True)
@@ -314,6 +323,8 @@ def _input(node: KeyedNode, inlet: Inlet, frame: T.StructType) -> _Input:
 
 
 def _way_between(uid: str, inlet: Inlet, frame: T.StructType) -> Way:
+    if any(frame_function(step) is not None for leg in inlet.legs for step in leg.steps):
+        raise no_frames()
     worker, columns = worker_between(uid, inlet, frame)
     return Way(inlet.base, () if worker is None else (Copied(worker),), columns)
 

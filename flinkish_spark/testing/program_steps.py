@@ -204,7 +204,12 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
         return None, given
-    raise GraphError(
+    raise no_frames()
+
+
+def no_frames() -> GraphError:
+    """Return the error for a function of a DataFrame."""
+    return GraphError(
         "transform() cannot be run in a harness",
         why="it is a function of a DataFrame, which Spark evaluates in the JVM",
         what_to_do=_NEEDS_SPARK,

@@ -86,9 +86,24 @@ def test_a_transform_must_keep_the_times(stream: RecordStream) -> None:
     timed = with_times(stream, BOUNDED.with_timestamp_assigner("at"))
     kept = transform_records(timed, lambda df: df.withColumn("more", F.lit(1)))
     assert times(kept, C.TIME)[0] == ("a", 5) and kept.has_channels
+    chosen = transform_records(timed, lambda df: df.select("name"))
+    assert times(chosen, C.TIME)[0] == ("a", 5) and chosen.has_channels and chosen.schema.names == ["name"]
     with pytest.raises(GraphError, match="dropped the event times"):
-        transform_records(timed, lambda df: df.select("name"))
+        transform_records(timed, lambda df: df.coalesce(1).select("name"))
     assert not transform_records(stream, lambda df: df.select("name")).has_channels
+
+
+def test_what_a_transform_drops_leaves_its_time_if_it_looks_at_each_row(stream: RecordStream) -> None:
+    timed = with_times(stream, BOUNDED.with_timestamp_assigner("at"))
+    named = F.when(F.col("at") > 6, F.raise_error(F.lit("it was dropped"))).otherwise(F.col("name"))
+    early = transform_records(timed, lambda df: df.where("at < 7").select(named.alias("name"), "at"))
+    only_a = transform_records(early, lambda df: df.where("name = 'a'").withColumn("more", F.length("name")))
+    found = only_a.records.orderBy(C.CHANNEL, C.TIME).select(C.CHANNEL, C.SEQUENCE, C.TIME, "name", "more")
+    left = [(0, None, 8, None, None), (1, None, 6, None, None), (1, None, 7, None, None)]
+    assert [tuple(row) for row in found.collect()] == [(0, 0, 5, "a", 1), *left]
+    assert early.has_kept_times and only_a.has_kept_times and not only_a.schema["name"].metadata
+    apart = transform_records(only_a, lambda df: df.coalesce(1).withColumn("name", F.upper("name")))
+    assert times(apart, C.TIME) == [("A", 5)] and not apart.has_kept_times
 
 
 def test_the_row_tap_takes_reports_out_as_python_does(spark: Any) -> None:

@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused() -> None:
 
     for program, error, says in (
         (fields, SchemaError, "operator 'listed' unites a stream of"),
-        (frames, GraphError, r"operator 'sums' follows a transform\(\) behind"),
+        (frames, GraphError, r"transform\(\) cannot be run in a harness"),
         (operators, GraphError, "reads 'totals' on two ways, and another keyed operator lies on one"),
     ):
         with pytest.raises(error, match=says):
