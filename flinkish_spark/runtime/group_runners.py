@@ -129,6 +129,14 @@ class OutRows:
     first: int
     rows: pa.RecordBatch
 
+    @staticmethod
+    def divided(side: int, rows: pa.RecordBatch, before: int) -> Iterator[OutRows]:
+        """Yield rows of which so many are before the watermark, and the others behind it."""
+        if before:
+            yield OutRows(side, 0, rows.slice(0, before))
+        if before < rows.num_rows:
+            yield OutRows(side, BEHIND, rows.slice(before))
+
 
 #: The rows of each input in their canonical order; None where an input has none.
 InputRows = Sequence[pa.RecordBatch | None]
@@ -188,7 +196,7 @@ class ElementRunner:
         sides: dict[bool, list[Elements]] = {True: [], False: []}
         for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
             for is_before, elements in sides.items():
-                part = _part(rows, shape, is_before=is_before)
+                part = rows_between(rows, shape, is_before=is_before)
                 if part is None:
                     continue
                 keys, values = self._readers[number].read(part)
@@ -209,19 +217,24 @@ class ElementRunner:
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""
-        at = failure.at
-        for source, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
-            places = [] if rows is None else shape.places(rows, is_before=failure.is_before).tolist()
-            if at < len(places):
-                return source, places[at]
-            at -= len(places)
-        raise AssertionError(f"there is no element {failure.at}")
+        return row_of_element(self._shape, inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
         group.load(self._run, hash_of, progress)
 
     def _written(self, emitted: Emitted) -> Iterator[OutRows]:
         return rows_written(self._shape, self._writers, emitted)
+
+
+def row_of_element(shape: RowShape, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+    """Return the input, and which of its rows is the element at which a function failed."""
+    at = failure.at
+    for source, (rows, own) in enumerate(zip(inputs, shape.inputs, strict=True)):
+        places = [] if rows is None else own.places(rows, is_before=failure.is_before).tolist()
+        if at < len(places):
+            return source, places[at]
+        at -= len(places)
+    raise AssertionError(f"there is no element {failure.at}")
 
 
 def blame_call(again: Callable[[], object]) -> None:
@@ -275,13 +288,10 @@ def _output(
     if shape.with_times:
         arrays = [pa.array(times_ms, pa.int64()), *arrays]
     batch = pa.RecordBatch.from_arrays(arrays, schema=shape.block_schemas[side])
-    if before:
-        yield OutRows(side, 0, batch.slice(0, before))
-    if before < len(rows):
-        yield OutRows(side, BEHIND, batch.slice(before))
+    yield from OutRows.divided(side, batch, before)
 
 
-def _part(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
+def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
     """Return the rows on one side of the watermark; None if there are none."""
     if rows is None:
         return None

@@ -1,0 +1,135 @@
+"""Windows that a function of the user's folds element by element, in one loop per key group.
+
+What :class:`~flinkish_spark.operators.element_windows.WindowOperator` makes of the most usual windows (each
+fires once, at its end), with the same results, calls and order, and without states and timers for each. What is
+kept of a window is one row, as of folds over columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.operators.column_windows import (
+    ColumnWindows,
+    NotOverColumns,
+    column_windows_or_why_not,
+)
+from flinkish_spark.operators.due_table import DUE_FIELDS
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
+from flinkish_spark.operators.keyed_context import KeyedStates
+from flinkish_spark.operators.open_windows import Folding
+from flinkish_spark.operators.rich_parts import close_part, open_part
+from flinkish_spark.operators.stored_elements import ElementType
+from flinkish_spark.operators.window_contents import part_of
+from flinkish_spark.operators.window_results import FIRED
+from flinkish_spark.runtime.ddl import ddl_of
+from flinkish_spark.state import AggregatingStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
+
+#: Entries per key and window: when it is due, its place in the order, its accumulator.
+OPEN = "window/open"
+ORDER_FIELD = "_fs_order"
+
+
+@dataclass(frozen=True)
+class LoopedWindows:
+    """Windows and what folds their elements, as a keyed operator; travels in the plan.
+
+    Parameters
+    ----------
+    then
+        What is put around results; None: they are the rows.
+    late_output
+        Where late elements go; None: they are dropped and counted.
+    """
+
+    windows: ColumnWindows
+    computation: AggregateWindow | ReduceWindow
+    element_type: ElementType
+    then: WithKeyAndWindow | WithWindow | None
+    late_output: OutputTag | None = None
+
+    @property
+    def clock(self) -> TimeDomain:
+        """What the windows go by."""
+        return self.windows.clock
+
+    @property
+    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor:
+        """An accumulator, as a state has it."""
+        computation = self.computation
+        if isinstance(computation, AggregateWindow):
+            return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
+        return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
+
+    def open(self, states: KeyedStates) -> Folding:
+        """Declare the state, open the function, and return what folds with it."""
+        open_part(part_of(self.computation), states.uid, states.max_parallelism)
+        # Of a program that had retractions.
+        states.drop_state(FIRED)
+        states.per_namespace(OPEN)
+        states.get_state(ValueStateDescriptor(OPEN, self._state_type()))
+        if isinstance(self.computation, AggregateWindow):
+            return _aggregating(self.computation)
+        return _reducing(self.computation, self.element_type)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(part_of(self.computation))
+
+    def _state_type(self) -> str:
+        """Return the fields of an entry; those of an accumulator as its state alone would have them."""
+        stored = self.contents.stored_type
+        is_spread = isinstance(stored, T.StructType) and len(stored) > 1
+        own = [*stored] if is_spread else [T.StructField("value", stored)]
+        ours = [T.StructField(name, T.LongType()) for name in (DUE_FIELDS[self.clock], ORDER_FIELD)]
+        return ddl_of(T.StructType([*ours, *own]))
+
+
+def looped_windows(
+    spec: WindowSpec, computation: WindowComputation, element_type: ElementType
+) -> LoopedWindows | None:
+    """Return the operator for windows that need no more than it does; None for others."""
+    windows = column_windows_or_why_not(spec)
+    if isinstance(windows, NotOverColumns) or spec.allowed_lateness_ms:
+        return None
+    if not isinstance(computation, AggregateWindow | ReduceWindow):
+        return None
+    then = computation.then
+    if not (then is None or _is_known(then)):
+        return None
+    return LoopedWindows(windows, computation, element_type, then, spec.late_output)
+
+
+def _is_known(then: ProcessWindowFunction | None) -> bool:
+    """Whether it is one of ours, of which it is known what it does."""
+    return type(then) in (WithKeyAndWindow, WithWindow)
+
+
+def _aggregating(computation: AggregateWindow) -> Folding:
+    aggregate = computation.aggregate
+    create, add = aggregate.create_accumulator, aggregate.add
+    # For windows that do not merge it need not have `merge`.
+    return Folding(
+        begin=lambda value: add(value, create()),
+        add=add,
+        merge=lambda first, second: aggregate.merge(first, second),
+        result=aggregate.get_result,
+    )
+
+
+def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
+    given: Any = computation.reduce
+    reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: value,
+        add=lambda value, before: reduce(named(before), value),
+        merge=lambda first, second: reduce(named(first), named(second)),
+        result=named,
+    )
