@@ -1,8 +1,8 @@
 """Windows that a function of the user's folds element by element, in one loop per key group.
 
 What :class:`~flinkish_spark.operators.element_windows.WindowOperator` makes of the most usual windows (each
-fires once, at its end), with the same results, calls and order, and without states and timers for each. What is
-kept of a window is one row, as of folds over columns.
+fires once, at its end), with the same results, calls and order, and without states and timers for each. What
+is kept of a window is one row, as of folds over columns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flinkish_spark.operators.window_contents import part_of
 from flinkish_spark.operators.window_results import FIRED
 from flinkish_spark.runtime.ddl import ddl_of
 from flinkish_spark.state import AggregatingStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
-from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
 
 #: Entries per key and window: when it is due, its place in the order, its accumulator.
@@ -85,8 +85,9 @@ class LoopedWindows:
     def _state_type(self) -> str:
         """Return the fields of an entry; those of an accumulator as its state alone would have them."""
         stored = self.contents.stored_type
-        is_spread = isinstance(stored, T.StructType) and len(stored) > 1
-        own = [*stored] if is_spread else [T.StructField("value", stored)]
+        own = [T.StructField("value", stored)]
+        if isinstance(stored, T.StructType) and len(stored) > 1:
+            own = list(stored.fields)
         ours = [T.StructField(name, T.LongType()) for name in (DUE_FIELDS[self.clock], ORDER_FIELD)]
         return ddl_of(T.StructType([*ours, *own]))
 
@@ -101,14 +102,11 @@ def looped_windows(
     if not isinstance(computation, AggregateWindow | ReduceWindow):
         return None
     then = computation.then
-    if not (then is None or _is_known(then)):
+    # Of these it is known what they do; not of classes that are made of them.
+    if then is not None and type(then) not in (WithKeyAndWindow, WithWindow):
         return None
+    assert then is None or isinstance(then, WithKeyAndWindow | WithWindow)
     return LoopedWindows(windows, computation, element_type, then, spec.late_output)
-
-
-def _is_known(then: ProcessWindowFunction | None) -> bool:
-    """Whether it is one of ours, of which it is known what it does."""
-    return type(then) in (WithKeyAndWindow, WithWindow)
 
 
 def _aggregating(computation: AggregateWindow) -> Folding:

@@ -1,15 +1,15 @@
 """Open windows of a key group that a function of the user's folds element by element, in one loop.
 
-What a window has are a few attributes of an object: no state is asked for, no timer registered. The order in
-which windows fire is that of timers all the same (see :mod:`flinkish_spark.operators.timers`): by time, and at
-the same time in the order in which the windows became what they are.
+What a window has are a few attributes of an object: no state is asked for, no timer registered. They fire in
+the order of timers all the same (see :mod:`flinkish_spark.operators.timers`): by time, and at the same time
+in the order in which the windows became what they are.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, length_hint
@@ -18,6 +18,7 @@ from typing import Any
 from flinkish_spark.operators.column_windows import AlignedWindows, ColumnWindows, SessionWindows
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.key_index import Array
 
 
 class OpenWindow:
@@ -76,7 +77,7 @@ class Arrived:
     """
 
     keys: Sequence[int]
-    times_ms: Sequence[int]
+    times_ms: Array
     values: Iterable[Any]
     is_before: bool
 
@@ -84,6 +85,10 @@ class Arrived:
         """Return which element it is, of whose keys these are left: nobody has to count in the loop."""
         return len(self.keys) - length_hint(left) - 1
 
+
+_START = attrgetter("start_ms")
+#: Times so far from the ends of 64 bits that windows around them can be reckoned with in those.
+_NEAR_NOW_MS = 1 << 62
 
 #: Place, element and time of one that came too late.
 Late = tuple[int, Any, int]
@@ -161,7 +166,7 @@ class OpenSessions(OpenWindows):
 
     def put(self, windows: Iterable[OpenWindow]) -> None:
         """Take over stored windows."""
-        for window in sorted(windows, key=attrgetter("start_ms")):
+        for window in sorted(windows, key=_START):
             self._of_key[window.key].append(window)
 
     def living(self) -> Iterator[OpenWindow]:
@@ -171,50 +176,56 @@ class OpenSessions(OpenWindows):
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
         of_key, gap_ms, over_ms = self._of_key, self._gap_ms, over_by(watermark_ms)
         begin, add, orders = self._folding.begin, self._folding.add, self._orders
-        for key, time_ms, value in zip(keys, arrived.times_ms, arrived.values, strict=False):
+        for key, time_ms, value in zip(keys, arrived.times_ms.tolist(), arrived.values, strict=False):
             windows = of_key[key]
             end_ms = time_ms + gap_ms
             if end_ms > MAX_WATERMARK_MS:
                 end_ms = MAX_WATERMARK_MS
-            if windows:
-                window = windows[-1]
-                if time_ms < window.start_ms:
-                    window = self._earlier(windows, time_ms, end_ms)
-                    if window is None:
-                        if end_ms <= over_ms:
-                            late.append((arrived.place(keys), value, time_ms))
-                        else:
-                            new = OpenWindow(key, time_ms, end_ms, next(orders), begin(value))
-                            insort(windows, new, key=attrgetter("start_ms"))
-                        continue
-                if time_ms <= window.end_ms:
-                    if end_ms > window.end_ms:
-                        window.end_ms, window.order = end_ms, next(orders)
-                    before = window.accumulator
-                    window.accumulator = begin(value) if before is None else add(value, before)
-                    window.row = None
-                    continue
-            if end_ms <= over_ms:
+            window = windows[-1] if windows else None
+            if window is not None and time_ms < window.start_ms:
+                window = self._near(windows, time_ms, end_ms)
+            if window is not None and time_ms <= window.end_ms:
+                if end_ms > window.end_ms:
+                    window.end_ms, window.order = end_ms, next(orders)
+                before = window.accumulator
+                window.accumulator = begin(value) if before is None else add(value, before)
+                window.row = None
+            elif end_ms <= over_ms:
                 late.append((arrived.place(keys), value, time_ms))
             else:
-                windows.append(OpenWindow(key, time_ms, end_ms, next(orders), begin(value)))
+                new = OpenWindow(key, time_ms, end_ms, next(orders), begin(value))
+                if windows and time_ms < windows[-1].start_ms:
+                    insort(windows, new, key=_START)
+                else:
+                    windows.append(new)
 
-    def _earlier(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
+    def _near(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
         """Return what the windows near an element that is before the last one became; None without any."""
-        near = [one for one in windows if one.end_ms >= time_ms and one.start_ms <= end_ms]
-        if not near:
+        at = bisect_right(windows, time_ms, key=_START)
+        first = max(at - 1, 0)
+        if windows[first].end_ms < time_ms:
+            first += 1
+        behind = first
+        while behind < len(windows) and windows[behind].start_ms <= end_ms:
+            behind += 1
+        if behind == first:
             return None
+        window = windows[first]
+        if behind - first > 1 or time_ms < window.start_ms:
+            self._merge(windows[first:behind], time_ms, end_ms)
+            del windows[first + 1 : behind]
+        return window
+
+    def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
+        """Let the first of some windows be all of them, and the element's."""
         first, *others = near
-        merge = self._folding.merge
         for other in others:
             before = first.accumulator
-            first.accumulator = other.accumulator if before is None else merge(before, other.accumulator)
-            windows.remove(other)
-        bounds = min(first.start_ms, time_ms), max(near[-1].end_ms, end_ms)
-        if bounds != (first.start_ms, first.end_ms):
-            first.start_ms, first.end_ms = bounds
-            first.order = next(self._orders)
-        return first
+            merged = other.accumulator if before is None else self._folding.merge(before, other.accumulator)
+            first.accumulator = merged
+        first.start_ms = min(first.start_ms, time_ms)
+        first.end_ms = max(near[-1].end_ms, end_ms)
+        first.order = next(self._orders)
 
     def _taken(self, over_ms: int) -> list[OpenWindow]:
         found: list[OpenWindow] = []
@@ -254,29 +265,36 @@ class OpenAligned(OpenWindows):
             yield from windows.values()
 
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
-        of_key, over_ms = self._of_key, over_by(watermark_ms)
-        size_ms, slide_ms, offset_ms = self._windows.size_ms, self._windows.slide_ms, self._windows.offset_ms
-        begin, add, orders = self._folding.begin, self._folding.add, self._orders
-        for key, time_ms, value in zip(keys, arrived.times_ms, arrived.values, strict=False):
-            windows = of_key[key]
-            start_ms = latest_ms = time_ms - (time_ms - offset_ms) % slide_ms
-            before_ms = time_ms - size_ms
-            while start_ms > before_ms:
-                window = windows.get(start_ms)
-                if window is not None:
-                    before = window.accumulator
-                    window.accumulator = begin(value) if before is None else add(value, before)
-                    window.row = None
-                else:
-                    bounds = _cut(start_ms, size_ms)
-                    if bounds[1] <= over_ms:
-                        # Those before it are over, too.
-                        break
-                    accumulator = begin(value)
-                    windows[start_ms] = OpenWindow(key, *bounds, next(orders), accumulator)
-                start_ms -= slide_ms
-            if start_ms == latest_ms and time_ms <= watermark_ms:
+        times_ms = arrived.times_ms
+        slices = self._windows.slices(times_ms) if _is_near_now(times_ms) else times_ms
+        begin, add = self._folding.begin, self._folding.add
+        # By key and slice, the windows that take its elements: none of them ends in here.
+        taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
+        given = zip(keys, slices.tolist(), times_ms.tolist(), arrived.values, strict=False)
+        for key, slice_ms, time_ms, value in given:
+            windows = taking[key].get(slice_ms)
+            if windows is None:
+                windows = taking[key][slice_ms] = self._around(key, time_ms, watermark_ms)
+            for window in windows:
+                before = window.accumulator
+                window.accumulator = begin(value) if before is None else add(value, before)
+                window.row = None
+            if not windows and time_ms <= watermark_ms:
                 late.append((arrived.place(keys), value, time_ms))
+
+    def _around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
+        """Return the windows around a time that are not over, the latest first; those that are new, too."""
+        windows, over_ms, found = self._of_key[key], over_by(watermark_ms), list[OpenWindow]()
+        size_ms, slide_ms = self._windows.size_ms, self._windows.slide_ms
+        latest_ms = time_ms - (time_ms - self._windows.offset_ms) % slide_ms
+        for start_ms in range(latest_ms, time_ms - size_ms, -slide_ms):
+            bounds = _cut(start_ms, size_ms)
+            if bounds[1] <= over_ms:
+                break
+            if start_ms not in windows:
+                windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
+            found.append(windows[start_ms])
+        return found
 
     def _taken(self, over_ms: int) -> list[OpenWindow]:
         found: list[OpenWindow] = []
@@ -308,3 +326,9 @@ def over_by(now_ms: int) -> int:
 def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
     """Return the bounds of a window, cut where 64 bits end."""
     return max(start_ms, MIN_WATERMARK_MS), min(start_ms + size_ms, MAX_WATERMARK_MS)
+
+
+def _is_near_now(times_ms: Array) -> bool:
+    if not len(times_ms):
+        return True
+    return bool(times_ms.min() > -_NEAR_NOW_MS and times_ms.max() < _NEAR_NOW_MS)

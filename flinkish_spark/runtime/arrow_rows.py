@@ -39,7 +39,8 @@ class RowReader:
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
         self._fields, self._keys = list(field_columns), list(key_columns)
-        self._make = element_class(fields)._make
+        # What `_make` does, without a call of Python for each.
+        self._make = functools.partial(tuple.__new__, element_class(fields))
 
     def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
         """Return the keys (scalars for one column, else tuples) and the records, in row order."""

@@ -205,7 +205,7 @@ class _Side:
         self.is_before = is_before
         self.keys: list[Array] = []
         self.values: list[Iterator[Any]] = []
-        self._times_ms: list[int] = []
+        self._times_ms: list[Array] = []
         self._has_all_times = True
 
     def add_times(self, times_ms: pa.Array) -> None:
@@ -215,9 +215,10 @@ class _Side:
         if times_ms.null_count:
             first = int(np.flatnonzero(times_ms.is_null().to_numpy(zero_copy_only=False))[0])
             times_ms, self._has_all_times = times_ms.slice(0, first), False
-        self._times_ms += times_ms.to_numpy().tolist()
+        self._times_ms.append(times_ms.to_numpy())
 
     def arrived(self) -> Arrived:
         """Return them."""
         keys = np.concatenate(self.keys).tolist()
-        return Arrived(keys, self._times_ms, chain.from_iterable(self.values), self.is_before)
+        times_ms = np.concatenate(self._times_ms)
+        return Arrived(keys, times_ms, chain.from_iterable(self.values), self.is_before)
