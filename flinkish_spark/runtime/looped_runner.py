@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain, tag_name
+from flinkish_spark.operators.former_windows import former_windows
 from flinkish_spark.operators.group_run import ElementFailed, Emitted, Progress, TimerFailed
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array
@@ -47,7 +49,8 @@ class LoopedRunner:
         self.operator, self.shape = operator, shape
         states = KeyedStates(uid, max_parallelism)
         self.folding = operator.open(states)
-        self.layout = GroupLayout.of(states, shape.key_types)
+        layout = GroupLayout.of(states, shape.key_types)
+        self.layout = replace(layout, former=former_windows(operator, layout, shape.key_types))
         self.contents = layout_of(operator.contents, shape.key_types, SlotForm.KEY_AND_WINDOW)
         self.counts: dict[str, int] = {}
         self.readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
