@@ -6,23 +6,12 @@ import copy
 import random
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark.sql import types as T
 
 from flinkish_spark.functions import AggregateFunction
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import Progress
-from flinkish_spark.operators.group_state import BasePolicy, GroupState
-from flinkish_spark.operators.looped_windows import LoopedWindows, looped_windows
-from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_operator import window_operator
-from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import ElementRunner, InputShape, RowShape
-from flinkish_spark.runtime.looped_runner import LoopedRunner
-from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema
-from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
@@ -36,10 +25,7 @@ from flinkish_spark.windows import (
     WithKeyAndWindow,
     WithWindow,
 )
-
-FIELDS = "user STRING, n LONG"
-BOUNDS = "window_start TIMESTAMP, window_end TIMESTAMP"
-LATE = OutputTag("late", FIELDS)
+from tests.windows_looped_support import BOUNDS, FIELDS, LATE, both, rows_of, shape_of
 
 
 class Noting(AggregateFunction):
@@ -121,69 +107,14 @@ def computed(number: int, calls: list[Any]) -> tuple[Any, str]:
     ][number]
 
 
-class Group:
-    """A key group of one operator, step by step."""
-
-    def __init__(self, runner: Any, policy: BasePolicy) -> None:
-        self.runner, self.policy, self.bases = runner, policy, MemoryBases()
-        self.value: Any = None
-
-    def step(self, inputs: Any, progress: Progress) -> Any:
-        state = GroupState(self.runner.layout, self.value, self.bases)
-        out = [
-            (one.side, one.first, one.rows.to_pylist())
-            for one in self.runner.process(inputs, state, progress)
-            if one.rows.num_rows
-        ]
-        if state.is_changed:
-            self.value = state.dump(0, self.policy, progress.processing_time_ms)
-        return out, self.runner.counts
-
-    def due(self, clock: TimeDomain) -> Any:
-        return GroupState(self.runner.layout, self.value, self.bases).next_due_ms(clock)
-
-
-def shape_of(output: str, *, late: bool) -> RowShape:
-    schema = parse_ddl(FIELDS)
-    control = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE, C.TIME)]
-    blocks = arrow_schema(T.StructType([*control, *schema]))
-    own = InputShape(blocks, ("user", "n"), ("user", "n"), ("user",), is_behind_operator=True)
-    sides = [schema] if late else []
-    return RowShape(
-        (own, own), (T.StringType(),), (parse_ddl(output), *sides), ("late",) if late else (), with_times=True
-    )
-
-
-def rows_of(found: list[tuple[bool, str, int, int]], shape: RowShape) -> Any:
-    """Return rows: whether each is before the watermark, its user, number, and time."""
-    if not found:
-        return None
-    before, users, numbers, times = zip(*found, strict=True)
-    hashes = [{"a": 5, "b": 5, "c": -3, "d": 9}[user] for user in users]
-    places = [at if one else BEHIND + at for at, one in enumerate(before)]
-    columns = [hashes, [0] * len(found), places, times, users, numbers]
-    schema = shape.inputs[0].schema
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def both(spec: WindowSpec, kind: int, policy: BasePolicy) -> tuple[list[Group], list[list[Any]]]:
-    calls: list[list[Any]] = [[], []]
-    late = spec.late_output is not None
-    computation, output = computed(kind, calls[0])
-    shape = shape_of(output, late=late)
-    general = ElementRunner(window_operator(spec, computation, FIELDS, output), "op", 4, shape)
-    operator = looped_windows(spec, computed(kind, calls[1])[0], ElementType(FIELDS))
-    assert isinstance(operator, LoopedWindows)
-    return [Group(general, policy), Group(LoopedRunner(operator, "op", 4, shape), policy)], calls
-
-
 def compare(assigner: Any, kind: int, seed: int) -> None:
     rng = random.Random(seed)
     spec = WindowSpec(assigner, late_output=LATE if rng.random() < 0.5 else None)
     policy = BasePolicy(0, 0.3, 2) if rng.random() < 0.5 else BasePolicy(1 << 60)
-    groups, calls = both(spec, kind, policy)
-    shape = groups[0].runner._shape
+    calls: list[list[Any]] = [[], []]
+    (one, output), (other, _) = (computed(kind, own) for own in calls)
+    groups = both(spec, (one, other), output, policy)
+    shape = shape_of(output, late=spec.late_output is not None)
     watermark_ms, now_ms = MIN_WATERMARK_MS if rng.random() < 0.3 else 0, 0
     users = "abcd"[: rng.randint(1, 4)]
     for number in range(12):
@@ -219,16 +150,3 @@ def compare(assigner: Any, kind: int, seed: int) -> None:
 def test_one_loop_gives_what_states_and_timers_give(assigner: Any, kind: int) -> None:
     for seed in range(3):
         compare(assigner, kind, seed)
-
-
-if __name__ == "__main__":
-    import sys
-
-    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        for assigner in ASSIGNERS:
-            for kind in range(4):
-                try:
-                    compare(assigner, kind, seed)
-                except BaseException:
-                    print(type(assigner).__name__, vars(assigner), kind, seed)
-                    raise
