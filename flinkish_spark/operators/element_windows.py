@@ -47,7 +47,9 @@ class WindowOperator(KeyedStreamOperator):
         self._contents = contents_of(computation, input_type, spec.evictor)
         self._function = computation.process if isinstance(computation, ProcessWindow) else computation.then
         self._part = part_of(computation)
-        self._is_event_time = spec.assigner.clock is TimeDomain.EVENT_TIME
+        #: What the windows go by.
+        self.clock = spec.assigner.clock
+        self._is_event_time = self.clock is TimeDomain.EVENT_TIME
         #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
         self._only_waits = type(self._trigger) is EventTimeTrigger
         #: The timers of the current call, and the slots whose trigger waits among them.

@@ -31,7 +31,7 @@ from flinkish_spark.operators.stored_timers import StoredTimers
 from flinkish_spark.operators.table_codec import SlotForm, TableLayout, layout_of, timer_layout
 
 if TYPE_CHECKING:
-    from flinkish_spark.operators.former_windows import FormerWindows
+    from flinkish_spark.operators.window_forms import OtherForm
 
 Array = np.ndarray[Any, Any]
 
@@ -131,8 +131,8 @@ class GroupLayout:
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
     dropped: frozenset[str] = frozenset()
-    #: Reads a form that the operator's state had in earlier versions.
-    former: FormerWindows | None = None
+    #: Reads the operator's state in another form than it is written.
+    other_form: OtherForm | None = None
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -186,11 +186,11 @@ class GroupState:
         #: Files of former bases, and behind which micro-batch no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         base: Frame = {} if self.base is None else bases.read(self.base)
-        if value is not None and layout.former is not None and layout.former.is_of({**base, **delta}):
-            delta, base = {**layout.former.converted(value, bases)}, {}
-            if self.base is not None:
-                self._former.append((self.base.file, bases.batch))
-                self.base = None
+        other = layout.other_form
+        if value is not None and other is not None and other.is_of({**base, **delta}):
+            delta, base = {**other.converted(value, bases)}, {}
+            self._former += [] if self.base is None else [(self.base.file, bases.batch)]
+            self.base = None
         sections = layout.sections
         known = sections.keys() | {OWNER} | {STATE + name for name in layout.dropped}
         unknown = sorted((delta.keys() | base.keys()) - known)

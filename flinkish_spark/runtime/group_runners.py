@@ -9,13 +9,14 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.group_run import (
     ElementFailed,
     Elements,
@@ -27,6 +28,7 @@ from flinkish_spark.operators.group_run import (
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.window_forms import form_of_loop
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.row_blocks import BEHIND, block_schema
@@ -172,6 +174,9 @@ class ElementRunner:
         #: What was counted in the last call, by name.
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
+        if isinstance(operator, WindowOperator):
+            own = form_of_loop(self.layout, operator.clock)
+            self.layout = replace(self.layout, other_form=own)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 

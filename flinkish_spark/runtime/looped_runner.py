@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain, tag_name
-from flinkish_spark.operators.former_windows import former_windows
 from flinkish_spark.operators.group_run import ElementFailed, Emitted, Progress, TimerFailed
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array
@@ -21,6 +20,7 @@ from flinkish_spark.operators.looped_windows import OPEN, LoopedWindows
 from flinkish_spark.operators.open_windows import Arrived, Late, OpenWindows, open_windows
 from flinkish_spark.operators.stored_windows import StoredWindows
 from flinkish_spark.operators.table_codec import SlotForm, layout_of
+from flinkish_spark.operators.window_forms import form_with_timers
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import RowReader, RowWriter
 from flinkish_spark.runtime.group_runners import (
@@ -50,7 +50,7 @@ class LoopedRunner:
         states = KeyedStates(uid, max_parallelism)
         self.folding = operator.open(states)
         layout = GroupLayout.of(states, shape.key_types)
-        self.layout = replace(layout, former=former_windows(operator, layout, shape.key_types))
+        self.layout = replace(layout, other_form=form_with_timers(operator, layout, shape.key_types))
         self.contents = layout_of(operator.contents, shape.key_types, SlotForm.KEY_AND_WINDOW)
         self.counts: dict[str, int] = {}
         self.readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]

@@ -140,8 +140,10 @@ def compare(assigner: Any, kind: int, seed: int) -> None:
         assert calls[0] == calls[1]
         assert groups[0].due(assigner.clock) == groups[1].due(assigner.clock)
         if rng.random() < 0.15:
-            # What states and timers have stored goes on in the loop.
-            groups[1].value, groups[1].bases = groups[0].value, copy.deepcopy(groups[0].bases)
+            # What states and timers have stored goes on in the loop, and the other way round.
+            held = [(group.value, copy.deepcopy(group.bases)) for group in groups]
+            for group, (value, bases) in zip(groups, reversed(held), strict=True):
+                group.value, group.bases = value, bases
             assert groups[0].due(assigner.clock) == groups[1].due(assigner.clock)
 
 
