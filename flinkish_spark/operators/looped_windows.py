@@ -7,7 +7,7 @@ is kept of a window is one row, as of folds over columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,23 @@ from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.open_windows import Folding
 from flinkish_spark.operators.rich_parts import close_part, open_part
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_contents import part_of
+from flinkish_spark.operators.window_contents import function_of, part_of
 from flinkish_spark.operators.window_results import FIRED
 from flinkish_spark.runtime.ddl import ddl_of
-from flinkish_spark.state import AggregatingStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
-from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
-from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
+from flinkish_spark.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.spec import (
+    AggregateWindow,
+    ProcessWindow,
+    ReduceWindow,
+    WindowComputation,
+    WindowSpec,
+)
 
 #: Entries per key and window: when it is due, its place in the order, its accumulator.
 OPEN = "window/open"
@@ -42,16 +53,13 @@ class LoopedWindows:
 
     Parameters
     ----------
-    then
-        What is put around results; None: they are the rows.
     late_output
         Where late elements go; None: they are dropped and counted.
     """
 
     windows: ColumnWindows
-    computation: AggregateWindow | ReduceWindow
+    computation: WindowComputation
     element_type: ElementType
-    then: WithKeyAndWindow | WithWindow | None
     late_output: OutputTag | None = None
 
     @property
@@ -60,15 +68,31 @@ class LoopedWindows:
         return self.windows.clock
 
     @property
-    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor:
+    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
         """An accumulator, as a state has it."""
         computation = self.computation
         if isinstance(computation, AggregateWindow):
             return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
-        return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
+        if isinstance(computation, ReduceWindow):
+            return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
+        return ListStateDescriptor(OPEN, self.element_type.ddl)
+
+    @property
+    def bounds(self) -> WithKeyAndWindow | WithWindow | None:
+        """What of ours is put around results, if that is all; of classes made of them nobody knows."""
+        then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
+        if type(then) not in (WithKeyAndWindow, WithWindow):
+            return None
+        assert isinstance(then, WithKeyAndWindow | WithWindow)
+        return then
+
+    @property
+    def function(self) -> ProcessWindowFunction | None:
+        """What is called for each window, if that is to be done."""
+        return None if self.bounds is not None else function_of(self.computation)
 
     def open(self, states: KeyedStates) -> Folding:
-        """Declare the state, open the function, and return what folds with it."""
+        """Declare the state, open the function that folds, and return what folds with it."""
         open_part(part_of(self.computation), states.uid, states.max_parallelism)
         # Of a program that had retractions.
         states.drop_state(FIRED)
@@ -76,11 +100,16 @@ class LoopedWindows:
         states.get_state(ValueStateDescriptor(OPEN, self._state_type()))
         if isinstance(self.computation, AggregateWindow):
             return _aggregating(self.computation)
-        return _reducing(self.computation, self.element_type)
+        if isinstance(self.computation, ReduceWindow):
+            return _reducing(self.computation, self.element_type)
+        return _collecting(self.element_type)
 
     def close(self) -> None:
-        """Close the function."""
+        """Close the functions."""
         close_part(part_of(self.computation))
+        function = function_of(self.computation)
+        if function is not None:
+            function.close()
 
     def _state_type(self) -> str:
         """Return the fields of an entry; those of an accumulator as its state alone would have them."""
@@ -99,14 +128,12 @@ def looped_windows(
     windows = column_windows_or_why_not(spec)
     if isinstance(windows, NotOverColumns) or spec.allowed_lateness_ms:
         return None
-    if not isinstance(computation, AggregateWindow | ReduceWindow):
+    function = function_of(computation)
+    # What is asked for in `open` would be known in a worker only: so it must be that which asks for nothing.
+    own_open = None if function is None else getattr(function.open, "__func__", None)
+    if function is not None and own_open is not ProcessWindowFunction.open:
         return None
-    then = computation.then
-    # Of these it is known what they do; not of classes that are made of them.
-    if then is not None and type(then) not in (WithKeyAndWindow, WithWindow):
-        return None
-    assert then is None or isinstance(then, WithKeyAndWindow | WithWindow)
-    return LoopedWindows(windows, computation, element_type, then, spec.late_output)
+    return LoopedWindows(windows, computation, element_type, spec.late_output)
 
 
 def _aggregating(computation: AggregateWindow) -> Folding:
@@ -118,6 +145,7 @@ def _aggregating(computation: AggregateWindow) -> Folding:
         add=add,
         merge=lambda first, second: aggregate.merge(first, second),
         result=aggregate.get_result,
+        elements=_alone,
     )
 
 
@@ -130,4 +158,29 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
         add=lambda value, before: reduce(named(before), value),
         merge=lambda first, second: reduce(named(first), named(second)),
         result=named,
+        elements=_alone,
     )
+
+
+def _collecting(element_type: ElementType) -> Folding:
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: [value],
+        add=_appended,
+        merge=lambda first, second: [*first, *second],
+        result=lambda held: list(map(named, held)),
+        elements=_all,
+    )
+
+
+def _appended(value: Any, held: list[Any]) -> list[Any]:
+    held.append(value)
+    return held
+
+
+def _alone(result: Any) -> Sequence[Any]:
+    return (result,)
+
+
+def _all(result: Sequence[Any]) -> Sequence[Any]:
+    return result

@@ -57,12 +57,15 @@ class Folding:
         From the accumulators of two windows, the earlier one first, to that of both.
     result
         From the accumulator to the result; None for none.
+    elements
+        From the result to what a window function is given.
     """
 
     begin: Callable[[Any], Any]
     add: Callable[[Any, Any], Any]
     merge: Callable[[Any, Any], Any]
     result: Callable[[Any], Any]
+    elements: Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain, tag_name
+from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.group_run import ElementFailed, Emitted, Progress, TimerFailed
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.looped_windows import OPEN, LoopedWindows
-from flinkish_spark.operators.open_windows import Arrived, Late, OpenWindows, open_windows
+from flinkish_spark.operators.open_windows import Arrived, Late, OpenWindow, OpenWindows, open_windows
 from flinkish_spark.operators.stored_windows import StoredWindows
 from flinkish_spark.operators.table_codec import SlotForm, layout_of
 from flinkish_spark.operators.window_forms import form_with_timers
@@ -31,6 +32,7 @@ from flinkish_spark.runtime.group_runners import (
     rows_between,
     rows_written,
 )
+from flinkish_spark.runtime.looped_calls import SideRows, WindowCalls
 from flinkish_spark.runtime.looped_results import Fired, ResultWriter, timer_of
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import as_schema
@@ -49,12 +51,13 @@ class LoopedRunner:
         self.operator, self.shape = operator, shape
         states = KeyedStates(uid, max_parallelism)
         self.folding = operator.open(states)
+        self.calls = None if operator.function is None else WindowCalls(operator, states)
         layout = GroupLayout.of(states, shape.key_types)
         self.layout = replace(layout, other_form=form_with_timers(operator, layout, shape.key_types))
         self.contents = layout_of(operator.contents, shape.key_types, SlotForm.KEY_AND_WINDOW)
         self.counts: dict[str, int] = {}
         self.readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
-        self.results = ResultWriter(operator.then, shape.outputs[0], operator.clock)
+        self.results = ResultWriter(operator.bounds, shape.outputs[0], operator.clock)
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
@@ -75,9 +78,9 @@ class LoopedRunner:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
         return row_of_element(self.shape, inputs, failure)
 
-    def sides_written(self, late: Emitted) -> Iterator[OutRows]:
+    def sides_written(self, emitted: Emitted) -> Iterator[OutRows]:
         """Yield what goes to side outputs as rows."""
-        return rows_written(self.shape, self._writers, late)
+        return rows_written(self.shape, self._writers, emitted)
 
     def _given(self, inputs: InputRows) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
         """Yield input, side of the watermark and rows: those before it first, input by input."""
@@ -107,25 +110,24 @@ class _GroupLoop:
         columns = [to_values(column) for column in stored.index.keys]
         #: Keys as functions see them, by their numbers.
         self._keys: Sequence[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        self._fired = Fired()
-        self._late = Emitted()
+        self._fired, self._sides_out = Fired(), SideRows()
 
     def run(self, given: Sequence[_Given], progress: Progress) -> list[OutRows]:
         """Work through the elements; what becomes of the windows is stored behind that."""
         before, behind = self._sides(given, progress.processing_time_ms)
         is_by_event_time = self._clock is TimeDomain.EVENT_TIME
         if not is_by_event_time:
-            self._fire(progress.processing_limit_ms)
+            self._fire(progress.processing_limit_ms, progress.watermark_before_ms, progress)
         self._add(before, progress.watermark_before_ms)
         if is_by_event_time:
-            self._fire(progress.watermark_ms)
+            self._fire(progress.watermark_ms, progress.watermark_ms, progress)
         self._fired.before = len(self._fired.windows)
-        self._late.side_before = {name: len(rows) for name, rows in self._late.side.items()}
+        self._sides_out.divide()
         self._add(behind, progress.watermark_ms)
         if is_by_event_time and progress.drained_to_ms > progress.watermark_ms:
-            self._fire(progress.drained_to_ms)
+            self._fire(progress.drained_to_ms, progress.drained_to_ms, progress)
         # First, as of any operator: it names the field of a row that is not as it was declared.
-        written = [*self._results(), *self._sides_written()]
+        written = [*self._results(), *self._sides_out.written(self._write_sides)]
         if self._stored.store(self._open.living(), self._keys):
             self._group.timers.registered[self._clock] = self._open.registered
         return written
@@ -155,28 +157,33 @@ class _GroupLoop:
         arrived = side.arrived()
         late = self._open.add(arrived, reached_ms)
         if late:
-            self._put_late(late)
+            self._put_late(late, is_before=side.is_before)
         if len(arrived.times_ms) < len(arrived.keys):
             error = NoEventTime()
             raise ElementFailed(len(arrived.times_ms), side.is_before, error) from error
 
-    def _put_late(self, late: Sequence[Late]) -> None:
+    def _put_late(self, late: Sequence[Late], *, is_before: bool) -> None:
         if self._late_output is None:
             counts = self._runner.counts
             counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + len(late)
             return
-        own = self._late.side.setdefault(tag_name(self._late_output), [])
-        own += [(taken(value), time_ms) for _, value, time_ms in late]
+        for at, value, time_ms in late:
+            self._sides_out.put(self._late_output, value, time_ms, partial(ElementFailed, at, is_before))
 
     # -- results ------------------------------------------------------------------------------------
-    def _fire(self, now_ms: int) -> None:
+    def _fire(self, now_ms: int, watermark_ms: int, progress: Progress) -> None:
         due = self._open.due(now_ms)
         if not due:
             return
-        result_of, take = self._runner.folding.result, self._runner.results.take
-        windows, results = self._fired.windows, self._fired.results
-        window = due[0]
+        calls, window = self._runner.calls, due[0]
         try:
+            if calls is not None:
+                calls.begin(watermark_ms, progress.processing_time_ms, self._sides_out)
+                for window in due:
+                    self._call(calls, window)
+                return
+            result_of, take = self._runner.folding.result, self._runner.results.take
+            windows, results = self._fired.windows, self._fired.results
             for window in due:
                 accumulator = window.accumulator
                 result = None if accumulator is None else result_of(accumulator)
@@ -184,7 +191,20 @@ class _GroupLoop:
                     results.append(result if take is None else take(result))
                     windows.append(window)
         except Exception as error:
-            raise TimerFailed(timer_of(window, self._keys), self._clock, error) from error
+            raise self._failed(window, error) from error
+
+    def _call(self, calls: WindowCalls, window: OpenWindow) -> None:
+        """Call the function for a window, and then for its end."""
+        fired, take = self._fired, self._runner.results.take or taken
+        blame = partial(self._failed, window)
+        rows = calls.rows(self._runner.folding, window, self._keys[window.key], blame)
+        if rows is not None:
+            fired.results.extend(map(take, rows))
+            fired.windows += [window] * (len(fired.results) - len(fired.windows))
+        calls.end()
+
+    def _failed(self, window: OpenWindow, error: Exception) -> TimerFailed:
+        return TimerFailed(timer_of(window, self._keys), self._clock, error)
 
     def _results(self) -> Iterator[OutRows]:
         fired = self._fired
@@ -197,8 +217,8 @@ class _GroupLoop:
         rows = as_schema(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
         yield from OutRows.divided(0, rows, fired.before)
 
-    def _sides_written(self) -> Iterator[OutRows]:
-        return self._runner.sides_written(self._late)
+    def _write_sides(self, emitted: Emitted) -> list[OutRows]:
+        return list(self._runner.sides_written(emitted))
 
 
 class _Side:

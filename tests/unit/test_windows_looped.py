@@ -16,6 +16,8 @@ from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
     ProcessingTimeSessionWindows,
+    ProcessWindow,
+    ProcessWindowFunction,
     ReduceWindow,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
@@ -81,6 +83,28 @@ def noted_reduce(calls: list[Any]) -> Any:
     return reduce
 
 
+class Called(ProcessWindowFunction):
+    """Emits to the side output of late elements, too."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def process(self, key: Any, context: Any, elements: Any) -> Any:
+        times = context.current_watermark(), context.current_processing_time()
+        self.calls.append((key, context.window, times, str(elements)))
+        if len(str(elements)) % 3 == 0:
+            return None
+        return self.rows(key, context, elements)
+
+    def rows(self, key: Any, context: Any, elements: Any) -> Any:
+        for number, element in enumerate(elements):
+            context.output(LATE, (key, -number))
+            yield key, getattr(element, "n", 0), context.window.start, context.window.end
+
+    def clear(self, context: Any) -> None:
+        self.calls.append(("clear", context.window))
+
+
 ASSIGNERS: list[Any] = [
     EventTimeSessionWindows(7),
     EventTimeSessionWindows(1),
@@ -104,6 +128,8 @@ def computed(number: int, calls: list[Any]) -> tuple[Any, str]:
         (AggregateWindow(Pairs(calls), "total LONG, path STRING", WithWindow()), f"total LONG, {BOUNDS}"),
         (ReduceWindow(noted_reduce(calls)), FIELDS),
         (ReduceWindow(noted_reduce(calls), WithWindow()), f"{FIELDS}, {BOUNDS}"),
+        (AggregateWindow(Noting(calls), "ARRAY<LONG>", Called(calls)), f"{FIELDS}, {BOUNDS}"),
+        (ProcessWindow(Called(calls)), f"{FIELDS}, {BOUNDS}"),
     ][number]
 
 
@@ -147,7 +173,7 @@ def compare(assigner: Any, kind: int, seed: int) -> None:
             assert groups[0].due(assigner.clock) == groups[1].due(assigner.clock)
 
 
-@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("kind", range(6))
 @pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda one: f"{type(one).__name__}")
 def test_one_loop_gives_what_states_and_timers_give(assigner: Any, kind: int) -> None:
     for seed in range(3):

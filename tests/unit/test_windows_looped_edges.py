@@ -19,6 +19,7 @@ from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.closing import close_operator
+from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows import (
     AggregateWindow,
     CountEvictor,
@@ -36,7 +37,7 @@ from flinkish_spark.windows import (
     WithKeyAndWindow,
     WithWindow,
 )
-from tests.windows_looped_support import BOUNDS, FIELDS, Group, both, rows_of, shape_of
+from tests.windows_looped_support import BOUNDS, FIELDS, LATE, Group, both, rows_of, shape_of
 
 KEYED = f"user STRING, total LONG, {BOUNDS}"
 
@@ -71,6 +72,13 @@ class Own(WithKeyAndWindow):
     """A class of the user's."""
 
 
+class Opened(WithKeyAndWindow):
+    """Might ask for a state."""
+
+    def open(self, context: Any) -> None:
+        pass
+
+
 class Elements(ProcessWindowFunction):
     def process(self, key: Any, context: Any, elements: Any) -> Any:
         return elements
@@ -87,8 +95,10 @@ TOTALS = AggregateWindow(totals(), "LONG")
         (WindowSpec(SESSIONS, EventTimeTrigger()), TOTALS, True),
         (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", WithWindow()), True),
         (WindowSpec(SESSIONS), ReduceWindow(max, WithKeyAndWindow()), True),
-        (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", Own()), False),
-        (WindowSpec(SESSIONS), ProcessWindow(Elements()), False),
+        (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", Own()), True),
+        (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", Opened()), False),
+        (WindowSpec(SESSIONS), ProcessWindow(Elements()), True),
+        (WindowSpec(SESSIONS), ProcessWindow(Opened()), False),
         (WindowSpec(SESSIONS, allowed_lateness_ms=1), TOTALS, False),
         (WindowSpec(SESSIONS, CountTrigger(2)), TOTALS, False),
         (WindowSpec(SESSIONS, evictor=CountEvictor(2)), TOTALS, False),
@@ -164,6 +174,49 @@ def test_errors_are_those_of_states_and_timers(assigner: Any, aggregate: Any) ->
     ]
     found = [outcome(group, steps) for group in both(WindowSpec(assigner), (computation,) * 2, KEYED)]
     assert found[0] == found[1]
+
+
+class Wrong(ProcessWindowFunction):
+    """Is wrong where the elements' numbers add up to that."""
+
+    def __init__(self, total: int, then: Callable[[Any, Any], Any]) -> None:
+        self.total, self.then = total, then
+
+    def process(self, key: Any, context: Any, elements: Any) -> Any:
+        found = sum(element.n for element in elements)
+        return self.then(key, context) if found == self.total else [(key, found)]
+
+
+def late_and_wrong(key: Any, context: Any) -> Any:
+    context.output(LATE, (key, "x"))
+    return []
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda key, context: 1 // 0,
+        lambda key, context: 5,
+        lambda key, context: [(key, 1), (key, "x")],
+        lambda key, context: (one for one in [(key, 1), 1 // 0]),
+        lambda key, context: context.window_state.get_state(ValueStateDescriptor("n", "LONG")),
+        lambda key, context: context.global_state.get_state(ValueStateDescriptor("n", "LONG")),
+        late_and_wrong,
+    ],
+)
+@pytest.mark.parametrize("assigner", [SESSIONS, TumblingEventTimeWindows(12, 5)])
+def test_errors_of_window_functions_are_those_of_states_and_timers(assigner: Any, then: Any) -> None:
+    shape = shape_of(FIELDS, late=True)
+    steps = [
+        ([rows_of(FOUND, shape), rows_of(MORE, shape)], Progress(0, 11, 0)),
+        ([rows_of([(False, "a", 3, 33), (False, "b", 3, -9)], shape), None], Progress(11, 20, 0)),
+        ([None, None], Progress(20, 90, 0)),
+    ]
+    for total in (4, 7, 9, 11, 14):
+        computation = ProcessWindow(Wrong(total, then))
+        spec = WindowSpec(assigner, late_output=LATE)
+        found = [outcome(group, steps) for group in both(spec, (computation,) * 2, FIELDS)]
+        assert found[0] == found[1]
 
 
 def test_a_wrong_accumulator_names_state_field_and_key() -> None:
