@@ -256,9 +256,10 @@ class OpenAligned(OpenWindows):
         """Take over stored windows."""
         size_ms = self._windows.size_ms
         for window in windows:
-            bounds = window.start_ms, window.end_ms
-            start_ms = window.start_ms if window.start_ms > MIN_WATERMARK_MS else window.end_ms - size_ms
-            is_own = bounds == _cut(start_ms, size_ms)
+            start_ms, end_ms = bounds = window.start_ms, window.end_ms
+            if start_ms == MIN_WATERMARK_MS:
+                start_ms = end_ms - size_ms
+            is_own = end_ms - start_ms == size_ms or bounds == _cut(start_ms, size_ms)
             # One of an earlier program, of another size, takes no more elements.
             self._of_key[window.key][start_ms if is_own else bounds] = window
 
@@ -287,16 +288,18 @@ class OpenAligned(OpenWindows):
 
     def _around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
         """Return the windows around a time that are not over, the latest first; those that are new, too."""
-        windows, over_ms, found = self._of_key[key], over_by(watermark_ms), list[OpenWindow]()
+        if watermark_ms == MAX_WATERMARK_MS:
+            return []
+        windows, found = self._of_key[key], list[OpenWindow]()
         size_ms, slide_ms = self._windows.size_ms, self._windows.slide_ms
         latest_ms = time_ms - (time_ms - self._windows.offset_ms) % slide_ms
-        for start_ms in range(latest_ms, time_ms - size_ms, -slide_ms):
-            bounds = _cut(start_ms, size_ms)
-            if bounds[1] <= over_ms:
-                break
-            if start_ms not in windows:
-                windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
-            found.append(windows[start_ms])
+        before_ms = max(time_ms, over_by(watermark_ms)) - size_ms
+        for start_ms in range(latest_ms, before_ms, -slide_ms):
+            window = windows.get(start_ms)
+            if window is None:
+                bounds = _cut(start_ms, size_ms)
+                window = windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
+            found.append(window)
         return found
 
     def _taken(self, over_ms: int) -> list[OpenWindow]:
@@ -328,7 +331,10 @@ def over_by(now_ms: int) -> int:
 
 def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
     """Return the bounds of a window, cut where 64 bits end."""
-    return max(start_ms, MIN_WATERMARK_MS), min(start_ms + size_ms, MAX_WATERMARK_MS)
+    end_ms = start_ms + size_ms
+    if start_ms < MIN_WATERMARK_MS or end_ms > MAX_WATERMARK_MS:
+        return max(start_ms, MIN_WATERMARK_MS), min(end_ms, MAX_WATERMARK_MS)
+    return start_ms, end_ms
 
 
 def _is_near_now(times_ms: Array) -> bool:

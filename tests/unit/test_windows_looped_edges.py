@@ -373,3 +373,26 @@ def test_rich_functions_are_opened_and_closed() -> None:
     assert [row["total"] for _, _, rows in more for row in rows] == [2]
     close_operator(operator, "op")
     assert Rich.calls == ["open", "open", "close"]
+
+
+@pytest.mark.parametrize("later", [15, 13, 27])
+def test_of_windows_with_one_end_the_one_that_changed_last_fires_last(later: int) -> None:
+    shape = shape_of(KEYED, late=False)
+    first: Rows = [(False, "a", 1, 20), (False, "b", 2, 20), (False, "a", 3, later), (False, "b", 4, 27)]
+    steps = [
+        ([rows_of([*first, (False, "a", 5, 27)], shape), None], Progress(0, 0, 0)),
+        ([None, None], Progress(0, 90, 0)),
+    ]
+    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    found = [outcome(group, steps) for group in both(WindowSpec(SESSIONS), (computation,) * 2, KEYED)]
+    assert found[0] == found[1]
+
+
+def test_a_session_that_begins_earlier_fires_behind_others_of_its_end() -> None:
+    shape = shape_of(KEYED, late=False)
+    rows: Rows = [(False, "a", 1, 20), (False, "b", 2, 20), (False, "a", 3, 15)]
+    steps = [([rows_of(rows, shape), None], Progress(0, 0, 0)), ([None, None], Progress(0, 90, 0))]
+    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    for group in both(WindowSpec(SESSIONS), (computation,) * 2, KEYED):
+        _, (((_, _, fired),), _) = outcome(group, steps)
+        assert [row["user"] for row in fired] == ["b", "a"]
