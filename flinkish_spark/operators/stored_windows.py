@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flinkish_spark.operators.due_table import DueTable, Stored
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
@@ -63,7 +64,8 @@ class StoredWindows:
             self._stored_key[living].tolist(),
             start_ms,
             end_ms,
-            order.to_pylist(),
+            # Whoever has written a window with a savepoint writer need not know of it.
+            pc.fill_null(order, 0).to_pylist(),
             decode_values(self._contents, contents),
             living.tolist(),
         )
