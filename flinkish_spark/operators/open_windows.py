@@ -282,7 +282,6 @@ class OpenAligned(OpenWindows):
             for window in windows:
                 before = window.accumulator
                 window.accumulator = begin(value) if before is None else add(value, before)
-                window.row = None
             if not windows and time_ms <= watermark_ms:
                 late.append((arrived.place(keys), value, time_ms))
 
@@ -299,6 +298,8 @@ class OpenAligned(OpenWindows):
             if window is None:
                 bounds = _cut(start_ms, size_ms)
                 window = windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
+            # Something is added to each of them at once.
+            window.row = None
             found.append(window)
         return found
 
