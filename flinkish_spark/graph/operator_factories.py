@@ -16,7 +16,9 @@ from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.elementwise_folds import KeysAndWindow, chosen_element, folded_field
 from flinkish_spark.operators.keyed_aggregates import AggregateOperator, ReduceOperator
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.looped_windows import LoopedWindows, looped_windows
 from flinkish_spark.operators.row_aggregates import AggregatedRows, MergeResults, ReducedRows
+from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.value_folds import element_reduce
 from flinkish_spark.operators.vectorized_aggregates import (
     ColumnAggregation,
@@ -40,7 +42,7 @@ class OperatorFactory(Protocol):
     def needs_event_time(self) -> bool:
         """Whether it cannot work without timestamps."""
 
-    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         """Return the operator for the fields of its inputs; called at each planning."""
 
 
@@ -65,10 +67,14 @@ class Windows:
         """Whether windows go by event time."""
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
-    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
+        """Return the operator: that which does it in one loop, where the windows allow it."""
+        element_type = ElementType(ddl_of(schemas[0]))
+        looped = looped_windows(self.spec, self.computation, element_type)
+        if looped is not None:
+            return looped
         result = ddl_of(self._result(schemas[0]))
-        return window_operator(self.spec, self.computation, ddl_of(schemas[0]), result)
+        return window_operator(self.spec, self.computation, element_type, result)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
         """Return the fields of what is emitted."""

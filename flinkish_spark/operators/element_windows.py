@@ -14,7 +14,7 @@ from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates,
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.rich_parts import close_part, open_part
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_contents import CONTENTS, contents_of, part_of
+from flinkish_spark.operators.window_contents import CONTENTS, contents_of, function_of, part_of
 from flinkish_spark.operators.window_contexts import (
     FiringContext,
     FunctionStates,
@@ -24,7 +24,7 @@ from flinkish_spark.operators.window_results import WindowResults
 from flinkish_spark.state import StateDescriptor
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.windows.assigners import assigning
-from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, WindowSpec
+from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, TriggerResult, check_result
 
@@ -45,9 +45,11 @@ class WindowOperator(KeyedStreamOperator):
         self._spec, self._assigner, self._results = spec, spec.assigner, results
         self._trigger = spec.actual_trigger
         self._contents = contents_of(computation, input_type, spec.evictor)
-        self._function = computation.process if isinstance(computation, ProcessWindow) else computation.then
+        self._function = function_of(computation)
         self._part = part_of(computation)
-        self._is_event_time = spec.assigner.clock is TimeDomain.EVENT_TIME
+        #: What the windows go by.
+        self.clock = spec.assigner.clock
+        self._is_event_time = self.clock is TimeDomain.EVENT_TIME
         #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
         self._only_waits = type(self._trigger) is EventTimeTrigger
         #: The timers of the current call, and the slots whose trigger waits among them.

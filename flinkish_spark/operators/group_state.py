@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,9 @@ from flinkish_spark.operators.state_evolution import StateMismatch, evolved
 from flinkish_spark.operators.stored_rows import Row, rows_by_slot
 from flinkish_spark.operators.stored_timers import StoredTimers
 from flinkish_spark.operators.table_codec import SlotForm, TableLayout, layout_of, timer_layout
+
+if TYPE_CHECKING:
+    from flinkish_spark.operators.window_forms import OtherForm
 
 Array = np.ndarray[Any, Any]
 
@@ -128,6 +131,8 @@ class GroupLayout:
     states: Mapping[str, TableLayout]
     timers: Mapping[TimeDomain, TableLayout]
     dropped: frozenset[str] = frozenset()
+    #: Reads the operator's state in another form than it is written.
+    other_form: OtherForm | None = None
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
@@ -181,6 +186,11 @@ class GroupState:
         #: Files of former bases, and behind which micro-batch no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         base: Frame = {} if self.base is None else bases.read(self.base)
+        other = layout.other_form
+        if value is not None and other is not None and other.is_of({**base, **delta}):
+            delta, base = {**other.converted(value, bases)}, {}
+            self._former += [] if self.base is None else [(self.base.file, bases.batch)]
+            self.base = None
         sections = layout.sections
         known = sections.keys() | {OWNER} | {STATE + name for name in layout.dropped}
         unknown = sorted((delta.keys() | base.keys()) - known)
@@ -268,8 +278,7 @@ class GroupState:
 
     def hashes_of(self, state: str) -> Array:
         """Return the hashes of all keys that may have an entry of a state."""
-        layers = self._tables[STATE + state].layers
-        return np.concatenate([layer.column(0).to_numpy() for layer in layers])
+        return np.concatenate([one.column(0).to_numpy() for one in self._tables[STATE + state].layers])
 
     @property
     def is_changed(self) -> bool:
@@ -341,6 +350,10 @@ class GroupState:
         """Return a value without a base: for savepoints. It knows nothing of files."""
         self._former = []
         return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+
+    def timer_rows(self, domain: TimeDomain) -> Iterable[Row]:
+        """Return all timers of a clock; the value is the place in the order of registration, and another."""
+        return self._tables[TIMERS + domain.value].rows()
 
     def rows(self, state: str) -> Iterable[Row]:
         """Return all living entries of a state."""

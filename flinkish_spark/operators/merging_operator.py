@@ -11,7 +11,7 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain, Time
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.merging_windows import MERGING_WINDOWS, Merge, MergingWindowSet, StoredWindow
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.window_contexts import WindowStateRefused
+from flinkish_spark.operators.window_contexts import refuse_window_state
 from flinkish_spark.operators.window_results import WindowResults
 from flinkish_spark.state import StateDescriptor
 from flinkish_spark.windows.assigners import MergingWindowAssigner
@@ -41,10 +41,7 @@ class MergingWindowOperator(WindowOperator):
         self._stored = of_key.get_list_state(MERGING_WINDOWS)
 
     def _can_have_window_state(self, descriptor: StateDescriptor) -> None:
-        raise WindowStateRefused(
-            f"the window function asks for the state '{descriptor.name}' per window, which windows that "
-            "merge cannot have; use global_state"
-        )
+        refuse_window_state(descriptor)
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         key, is_taken = self._scope.key, False

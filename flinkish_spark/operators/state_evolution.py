@@ -13,6 +13,9 @@ import pyarrow as pa
 
 from flinkish_spark.operators.table_codec import NAME, TOUCHED, TOUCHES, TableLayout
 
+#: How names of fields begin that a program cannot declare.
+_OURS = "_fs_"
+
 
 class StateMismatch(ValueError):
     """What is stored is another operator's, or of a declaration that cannot become this one."""
@@ -40,7 +43,9 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             arrays.append(_cast(layout, name, stored.column(by_name[name]), field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
-    if not by_name.keys() & {_reader_name(field) for field in layout.schema if _is_value(field.name)}:
+    declared = {_reader_name(field) for field in layout.schema if _is_value(field.name)}
+    # What is ours (when an entry is due) is there in any case, and says nothing of what the program declares.
+    if not {name for name in by_name.keys() & declared if not name.startswith(_OURS)}:
         raise StateMismatch(
             f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
             f"{types_text(layout.schema)}, which have no field in common"

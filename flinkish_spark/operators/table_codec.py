@@ -270,6 +270,31 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     return map(to_row, zip(slots, values, columns[HASH], touched, columns[ALIVE], touches, strict=False))
 
 
+def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
+    """Return the columns of values alone.
+
+    Parameters
+    ----------
+    keys
+        Of each value, for errors.
+
+    Raises
+    ------
+    StateValueError
+        As of :func:`encode_rows`.
+    """
+    fields = [field for field in layout.schema if field.name.startswith("value_")]
+    columns = _values(layout, values, keys)
+    return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
+
+
+def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
+    """Return the values of such columns, of entries that are all there."""
+    values = _gather([to_values(column) for column in columns])
+    decode = layout.decode
+    return values if decode is None else [None if one is None else decode(one) for one in values]
+
+
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the places of a batch's rows, sorted by hash, whose hash is one of `hashes` (sorted, unique)."""
     stored = batch.column(0).to_numpy()

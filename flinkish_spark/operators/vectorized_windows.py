@@ -288,7 +288,7 @@ class _GroupWindows:
             return []
         taken = pa.array(fired.key)
         keys = [self._index.keys[at].take(taken) for at in self._fold.key_places]
-        bounds = [_timestamps(fired.start_ms), _timestamps(fired.end_ms)]
+        bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
         times = pa.array(np.where(fired.end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, fired.end_ms - 1))
         return [_timed(times, [*keys, *fired.values, *bounds])]
 
@@ -342,7 +342,7 @@ def _timed(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=[f"c{at}" for at in range(len(arrays))])
 
 
-def _timestamps(times_ms: Array) -> pa.Array:
+def timestamps(times_ms: Array) -> pa.Array:
     """Return times as timestamps; null where a datetime cannot hold them."""
     least, greatest = _EPOCH_YEARS_MS
     outside = (times_ms < least) | (times_ms > greatest)

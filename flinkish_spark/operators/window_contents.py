@@ -12,7 +12,8 @@ from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.stored_elements import ElementType, Named
 from flinkish_spark.state import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
-from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation
+from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation
 from flinkish_spark.windows.time_window import TimeWindow
 
 CONTENTS = "window/contents"
@@ -53,6 +54,11 @@ def part_of(computation: WindowComputation) -> object:
     if isinstance(computation, ReduceWindow):
         return computation.reduce
     return computation.aggregate if isinstance(computation, AggregateWindow) else None
+
+
+def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
+    """Return what is called when a window fires, if anything is."""
+    return computation.process if isinstance(computation, ProcessWindow) else computation.then
 
 
 def contents_of(

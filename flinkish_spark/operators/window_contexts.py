@@ -189,6 +189,14 @@ class FunctionStates(DeclaredStates, SubtaskFacts):
         _known(descriptor, self._of_window)
 
 
+def refuse_window_state(descriptor: StateDescriptor) -> None:
+    """Refuse a state per window, which windows that merge cannot have."""
+    raise WindowStateRefused(
+        f"the window function asks for the state '{descriptor.name}' per window, which windows that "
+        "merge cannot have; use global_state"
+    )
+
+
 class FiringContext:
     """What a window function is given for one firing; one object, whose window changes."""
 

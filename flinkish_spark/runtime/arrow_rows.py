@@ -39,7 +39,8 @@ class RowReader:
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
         self._fields, self._keys = list(field_columns), list(key_columns)
-        self._make = element_class(fields)._make
+        # What `_make` does, without a call of Python for each.
+        self._make = functools.partial(tuple.__new__, element_class(fields))
 
     def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
         """Return the keys (scalars for one column, else tuples) and the records, in row order."""
@@ -47,6 +48,11 @@ class RowReader:
         keys = [columns[name] for name in self._keys]
         records = map(self._make, zip(*[columns[name] for name in self._fields], strict=True))
         return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
+
+    def records(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Return the records, in row order; for whoever does without the keys of each."""
+        columns = [to_values(rows.column(name)) for name in self._fields]
+        return map(self._make, zip(*columns, strict=True))
 
 
 class OutputError(ValueError):
@@ -125,6 +131,18 @@ class RowWriter:
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
+    def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
+        """Return the columns of rows that come as columns: of values, or as arrays.
+
+        Raises
+        ------
+        OutputError
+            As of :meth:`write`; it does not say of which row.
+        """
+        if len(columns) != len(self._names):
+            raise OutputError(f"emitted {len(columns)} fields, declared are {len(self._names)}")
+        return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+
     def _first_refused(self, rows: list[Any]) -> OutputError:
         for at, row in enumerate(rows):
             try:
@@ -135,9 +153,11 @@ class RowWriter:
                 return OutputError(f"emitted {error}", at)
         raise AssertionError("a row was refused, and none is")
 
-    def _array(self, field: pa.Field, column: Sequence[Any]) -> pa.Array:
+    def _array(self, field: pa.Field, column: Sequence[Any] | pa.Array) -> pa.Array:
+        if isinstance(column, pa.Array) and column.type != field.type:
+            column = to_values(column)
         try:
-            array = strict_array(column, field.type)
+            array = column if isinstance(column, pa.Array) else strict_array(column, field.type)
         except ValueMismatch as error:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"

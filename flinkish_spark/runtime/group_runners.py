@@ -9,13 +9,14 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.element_windows import WindowOperator
 from flinkish_spark.operators.group_run import (
     ElementFailed,
     Elements,
@@ -27,6 +28,7 @@ from flinkish_spark.operators.group_run import (
 from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
+from flinkish_spark.operators.window_forms import form_of_loop
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.row_blocks import BEHIND, block_schema
@@ -129,6 +131,14 @@ class OutRows:
     first: int
     rows: pa.RecordBatch
 
+    @staticmethod
+    def divided(side: int, rows: pa.RecordBatch, before: int) -> Iterator[OutRows]:
+        """Yield rows of which so many are before the watermark, and the others behind it."""
+        if before:
+            yield OutRows(side, 0, rows.slice(0, before))
+        if before < rows.num_rows:
+            yield OutRows(side, BEHIND, rows.slice(before))
+
 
 #: The rows of each input in their canonical order; None where an input has none.
 InputRows = Sequence[pa.RecordBatch | None]
@@ -164,6 +174,9 @@ class ElementRunner:
         #: What was counted in the last call, by name.
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
+        if isinstance(operator, WindowOperator):
+            own = form_of_loop(self.layout, operator.clock)
+            self.layout = replace(self.layout, other_form=own)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self._writers = [RowWriter.of(fields) for fields in shape.outputs]
 
@@ -188,7 +201,7 @@ class ElementRunner:
         sides: dict[bool, list[Elements]] = {True: [], False: []}
         for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
             for is_before, elements in sides.items():
-                part = _part(rows, shape, is_before=is_before)
+                part = rows_between(rows, shape, is_before=is_before)
                 if part is None:
                     continue
                 keys, values = self._readers[number].read(part)
@@ -209,19 +222,24 @@ class ElementRunner:
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`GroupRunner`."""
-        at = failure.at
-        for source, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
-            places = [] if rows is None else shape.places(rows, is_before=failure.is_before).tolist()
-            if at < len(places):
-                return source, places[at]
-            at -= len(places)
-        raise AssertionError(f"there is no element {failure.at}")
+        return row_of_element(self._shape, inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
         group.load(self._run, hash_of, progress)
 
     def _written(self, emitted: Emitted) -> Iterator[OutRows]:
         return rows_written(self._shape, self._writers, emitted)
+
+
+def row_of_element(shape: RowShape, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+    """Return the input, and which of its rows is the element at which a function failed."""
+    at = failure.at
+    for source, (rows, own) in enumerate(zip(inputs, shape.inputs, strict=True)):
+        places = [] if rows is None else own.places(rows, is_before=failure.is_before).tolist()
+        if at < len(places):
+            return source, places[at]
+        at -= len(places)
+    raise AssertionError(f"there is no element {failure.at}")
 
 
 def blame_call(again: Callable[[], object]) -> None:
@@ -275,13 +293,10 @@ def _output(
     if shape.with_times:
         arrays = [pa.array(times_ms, pa.int64()), *arrays]
     batch = pa.RecordBatch.from_arrays(arrays, schema=shape.block_schemas[side])
-    if before:
-        yield OutRows(side, 0, batch.slice(0, before))
-    if before < len(rows):
-        yield OutRows(side, BEHIND, batch.slice(before))
+    yield from OutRows.divided(side, batch, before)
 
 
-def _part(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
+def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
     """Return the rows on one side of the watermark; None if there are none."""
     if rows is None:
         return None

@@ -47,8 +47,12 @@ def taken(value: Any) -> Any:
 
 def taking(fields: T.StructType) -> Take:
     """Return what takes rows with these fields, as fast as it can be."""
-    is_flat = not any(isinstance(one.dataType, T.ArrayType | T.MapType | T.StructType) for one in fields)
-    return _flat_taken if is_flat else taken
+    return _flat_taken if is_flat(fields) else taken
+
+
+def is_flat(fields: T.StructType) -> bool:
+    """Return whether nothing in rows with these fields can change."""
+    return not any(isinstance(one.dataType, T.ArrayType | T.MapType | T.StructType) for one in fields)
 
 
 def _flat_taken(row: Any) -> Any:

@@ -31,7 +31,8 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.batch_runner import BatchRunner
 from flinkish_spark.runtime.combining import Combiner
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import ElementRunner, InputShape, RowShape
+from flinkish_spark.runtime.group_runners import InputShape, RowShape
+from flinkish_spark.runtime.opened_operators import runner_of as opened
 from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order, to_block
 from flinkish_spark.runtime.window_runner import WindowRunner
 from flinkish_spark.testing.operator_harness import MemoryBases
@@ -107,7 +108,7 @@ def runner_of(work, engine):
         operator = KeyedProcessOperator(RunningTotal() if work == "sum" else Silence())
         output = OUTPUTS[work]
     shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(output), work)
-    return ElementRunner(operator, UID, GROUPS, shape), transport, None
+    return opened(operator, UID, GROUPS, shape), transport, None
 
 
 def _shape(transport, fields, output, work):
