@@ -129,15 +129,21 @@ def _stream(users, work, engine):
             assigner = SlidingEventTimeWindows(SIZE_MS, SLIDE_MS)
         windows = users.window(assigner)
         if engine == "fold":
-            return windows.fold(AggregateColumn("total", Fold.SUM, "amount"), uid="work")
-        return windows.aggregate(
-            Amounts(), WithKeyAndWindow(), accumulator="LONG", output=WINDOWED, uid="work"
-        )
+            found = windows.fold(AggregateColumn("total", Fold.SUM, "amount"), uid="work")
+        else:
+            found = windows.aggregate(
+                Amounts(), WithKeyAndWindow(), accumulator="LONG", output=WINDOWED, uid="work"
+            )
+        return found.transform(_as_others_write_it)
     if engine == "fold":
         columns = AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("orders", Fold.COUNT)
         return users.fold(*columns, uid="work")
     function = vectorised.Totals() if engine == "vectorised" else RunningTotal()
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
+
+
+def _as_others_write_it(windows):
+    return windows.select("user", F.unix_millis("window_start").alias("begins"), "total")
 
 
 # -- Spark's -------------------------------------------------------------------------------------------
