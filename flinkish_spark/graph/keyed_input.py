@@ -252,6 +252,10 @@ def _combined(
 
 def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Transport:
     key_fields = _key_fields(node, given.frames[0], keys)
+    keys = [
+        own if isinstance(key, str) else _of_records(own, given)
+        for key, own in zip(given.keys, keys, strict=True)
+    ]
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
     # The event time travels along if the stream has one.
     times = [C.TIME] if C.TIME in given.frames[0].columns else []
@@ -278,6 +282,13 @@ def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Tr
         key_names=tuple(key_names),
         key_types=tuple(f.dataType for f in key_fields),
     )
+
+
+def _of_records(key: Column, given: KeyedInput) -> Column:
+    """Return an expression that is nothing for control rows: they have no fields, and it may raise an error."""
+    if len(given.frames) == 2:
+        return key
+    return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 
 
 def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:

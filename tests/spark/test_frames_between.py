@@ -124,7 +124,9 @@ def test_operators_run_once_in_front_of_a_sink_behind_a_transform(
     if how == "between":
         large = totals.transform(lambda frame: frame.where("total > 1").withColumnRenamed("total", "amount"))
         second = Noted(tmp_path / "more-calls")
-        totals = large.key_by("user").process(second, output=TOTALS, uid="more-totals")
+        nobody = F.raise_error(F.lit("a key without a user, as of a control row"))
+        named = large.key_by(F.when(F.col("user").isNull(), nobody).otherwise(F.upper("user")))
+        totals = named.process(second, output=TOTALS, uid="more-totals")
         found = {"ann": [3, 14, 27], "ben": [4, 17], "cid": [31], "dan": [20]}
     sink = MemorySink(f"{tmp_path}/out")
     totals.transform(doubled).sink_to(sink, uid="out")
