@@ -285,7 +285,7 @@ def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Tr
 
 
 def _of_records(key: Column, given: KeyedInput) -> Column:
-    """Return an expression that is nothing for control rows: they have no fields, and it may raise an error."""
+    """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
     if len(given.frames) == 2:
         return key
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
