@@ -12,6 +12,12 @@ import pyarrow.compute as pc
 
 Array = np.ndarray[Any, Any]
 
+#: One of so many keys is looked at to tell how often keys repeat; fewer rows of such keys tell nothing.
+_SAMPLED_KEYS = 64
+_LEAST_SAMPLED_ROWS = 256
+#: Upper bits: by the lower ones rows are dealt out to key groups.
+_SAMPLED_BY = 40
+
 
 @dataclass(frozen=True)
 class KeyIndex:
@@ -94,6 +100,31 @@ def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
     # Of several rows of a key the one that is written last stays: the first.
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return numbers, first
+
+
+def keys_rarely_repeat(hashes: Array) -> bool:
+    """Return whether fewer than a quarter of rows have the key of an earlier one, as far as a sample tells.
+
+    The sample are all rows of some keys, so it does not matter in which order keys come. The answer depends
+    on the rows alone: a micro-batch that is run again is treated alike.
+
+    Parameters
+    ----------
+    hashes
+        64-bit hash of each row's key.
+
+    Examples
+    --------
+    >>> hashes = np.random.default_rng(1).integers(0, 1 << 62, 100_000)
+    >>> keys_rarely_repeat(hashes), keys_rarely_repeat(np.tile(hashes[:50_000], 2))
+    (True, False)
+    """
+    sampled = hashes[(hashes >> _SAMPLED_BY) % _SAMPLED_KEYS == 0]
+    # A key that many rows have is seldom in the sample; then that has too few rows, or it has too many.
+    is_even = 0.5 <= len(sampled) * _SAMPLED_KEYS / max(len(hashes), 1) <= 2
+    if len(sampled) < _LEAST_SAMPLED_ROWS or not is_even:
+        return False
+    return len(np.unique(sampled)) > 0.75 * len(sampled)
 
 
 def _same(left: pa.Array, right: pa.Array) -> bool:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from flinkish_spark.aggregates import Fold
 from flinkish_spark.operators.column_folds import AggregateOverflow, fold_groups
 from flinkish_spark.operators.elements import TimeDomain
-from flinkish_spark.operators.key_index import Array
-from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, combine
+from flinkish_spark.operators.key_index import Array, keys_rarely_repeat
+from flinkish_spark.operators.vectorized_aggregates import ColumnAggregation, combine, each_alone
 from flinkish_spark.operators.vectorized_windows import folded_parts
 from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime import columns as C
@@ -49,7 +49,8 @@ class Combiner:
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are kept and the partial aggregates, a row per key.
 
-        Rows on two sides of the watermark are not combined: they go out on those sides.
+        Where hardly any two rows have one key it is a row per row: whoever merges takes either. Rows on two
+        sides of the watermark are not combined: they go out on those sides.
 
         Raises
         ------
@@ -58,15 +59,20 @@ class Combiner:
         """
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
+        kept = rows.select(list(self.kept))
+        if keys_rarely_repeat(rows.column(C.KEY_HASH).to_numpy()):
+            # Grouping them would cost more than fewer rows save behind the shuffle.
+            return self._named(kept, each_alone(self.aggregation, batch).partials)
         found = combine(self.aggregation, batch, _keys_and_sides(rows, self.keys))
-        first = rows.select(list(self.kept)).take(pa.array(found.first))
+        first = kept.take(pa.array(found.first))
         if C.TIME in self.kept:
             latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), found.groups, found.first)
             first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
-        partials = [f"p{at}" for at in range(found.partials.num_columns)]
-        return pa.RecordBatch.from_arrays(
-            [*first.columns, *found.partials.columns], names=[*self.kept, *partials]
-        )
+        return self._named(first, found.partials)
+
+    def _named(self, first: pa.RecordBatch, partials: pa.RecordBatch) -> pa.RecordBatch:
+        names = [f"p{at}" for at in range(partials.num_columns)]
+        return pa.RecordBatch.from_arrays([*first.columns, *partials.columns], names=[*self.kept, *names])
 
 
 @dataclass(frozen=True)

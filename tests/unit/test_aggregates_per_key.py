@@ -133,7 +133,9 @@ def test_functions_are_opened_and_closed_with_their_operator_and_in_front_of_the
     kept, keys = (C.ROUTE, C.SEQUENCE, "c0"), ("c0",)
     combiner = Combiner(ReducedRows(Opened(), ORDERS), kept, keys, (("c0", "user"), ("c1", "amount")))
     combine = BlamedCombine("op", 16, combiner)
-    rows = pa.RecordBatch.from_pydict({C.ROUTE: [0, 0], C.SEQUENCE: [0, 1], "c0": ["a", "a"], "c1": [1, 2]})
+    rows = pa.RecordBatch.from_pydict(
+        {C.ROUTE: [0, 0], C.KEY_HASH: [7, 7], C.SEQUENCE: [0, 1], "c0": ["a", "a"], "c1": [1, 2]}
+    )
     for _ in range(2):
         assert combine(rows).to_pydict() == {
             C.ROUTE: [0],
@@ -150,6 +152,8 @@ def test_an_error_in_front_of_the_shuffle_names_the_operator() -> None:
     combiner = Combiner(
         ReducedRows(lambda a, b: 1 / 0, ORDERS), ("c0",), ("c0",), (("c0", "user"), ("c1", "amount"))
     )
-    rows = pa.RecordBatch.from_pydict({"c0": ["a", "a"], "c1": [1, 2], C.SEQUENCE: [0, 1]})
+    rows = pa.RecordBatch.from_pydict(
+        {"c0": ["a", "a"], "c1": [1, 2], C.KEY_HASH: [7, 7], C.SEQUENCE: [0, 1]}
+    )
     with pytest.raises(OperatorFailed, match=r'"uid": "totals".*ZeroDivisionError'):
         BlamedCombine("totals", 16, combiner)(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
@@ -13,7 +14,7 @@ from flinkish_spark.operators.vectorized_aggregates import MergePartials
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import Combiner
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema
+from flinkish_spark.runtime.row_blocks import BEHIND, BlockPacker, arrow_schema
 from tests.unit.test_keyed_operator import State, emitted, operator, records
 
 INPUT = parse_ddl("user STRING, amount LONG")
@@ -69,3 +70,22 @@ def test_a_sum_of_elements_keeps_the_first_ones_other_fields() -> None:
     (packer, op), state = folding(FieldAggregate(Fold.SUM, "amount")), State()
     assert run(packer, op, [records([("a", 1), ("a", 4)])], state) == [("a", 5)]
     assert run(packer, op, [records([("a", 1)])], state) == [("a", 6)]
+
+
+def test_rows_of_keys_that_hardly_repeat_travel_alone_and_come_to_the_same() -> None:
+    columns = (AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("n", Fold.COUNT))
+    table = FoldingColumns(columns).aggregation(INPUT, ("user",))
+    combiner = Combiner(table, (C.KEY_HASH, "user"), ("user",), (("user", "user"), ("amount", "amount")))
+    chance = np.random.default_rng(3)
+    for keys, is_combined in ((1_000_000, False), (30_000, True), (10, True)):
+        number = chance.integers(0, keys, 40_000)
+        hashes = (number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+        users, amounts = [f"user-{one}" for one in number.tolist()], chance.integers(0, 100, 40_000)
+        control = {C.KEY_HASH: hashes, C.SEQUENCE: np.arange(40_000) + BEHIND}
+        rows = pa.RecordBatch.from_pydict({**control, "user": users, "amount": amounts})
+        made = combiner(rows)
+        assert (made.num_rows < 40_000) is is_combined
+        together = made.to_pandas().groupby("user")[["p1", "p2"]].sum()
+        wanted = rows.to_pandas().groupby("user")["amount"].agg(["sum", "count"])
+        assert together.to_numpy().tolist() == wanted.to_numpy().tolist()
+        assert made.column("user").to_pylist() == made.column("p0").to_pylist()
