@@ -286,7 +286,8 @@ def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Tr
 
 def _of_records(key: Column, given: KeyedInput) -> Column:
     """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
-    if len(given.frames) == 2:
+    if len(given.frames) == 2 or given.shared is not None:
+        # Without control rows; or looked at in the rows of its own way only.
         return key
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 

@@ -6,6 +6,7 @@ timers beside it: what is due is found in that column, of all keys at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +126,13 @@ class DueTable:
     def layout(self) -> TableLayout:
         """Of the table."""
         return self._table.layout
+
+    def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
+        """Return the key columns of several batches of rows, one behind the other, with the table's types."""
+        return [
+            pa.concat_arrays([own[at] if own[at].type == kind else own[at].cast(kind) for own in given])
+            for at, kind in enumerate(self.layout.keys)
+        ]
 
     def select(self, hashes: Array, limit_ms: int) -> Stored:
         """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.operators.due_table import DueTable, Stored
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.open_windows import OpenWindow
 from flinkish_spark.operators.table_codec import TableLayout, decode_values, encode_values
+from flinkish_spark.operators.window_pool import last_of
 
 
 class StoredWindows:
@@ -38,11 +38,7 @@ class StoredWindows:
         keys: Sequence[Sequence[pa.Array]],
     ) -> None:
         self._table, self._stored, self._contents = table, stored, contents
-        given = [stored.keys, *keys]
-        columns = [
-            pa.concat_arrays([own[at] if own[at].type == kind else own[at].cast(kind) for own in given])
-            for at, kind in enumerate(table.layout.keys)
-        ]
+        columns = table.keys_together([stored.keys, *keys])
         #: All keys at hand.
         self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
         self._stored_key = self.index.of_row[: len(stored)]
@@ -108,15 +104,9 @@ class StoredWindows:
             *(column.take(taken) for column in self.index.keys),
             pa.array([one.start_ms for one in windows], pa.int64()),
             pa.array(end_ms),
-            pa.array(last_instants(end_ms)),
+            pa.array(last_of(end_ms)),
             pa.array([one.order for one in windows], pa.int64()),
             *encode_values(self._contents, values, [keys[one.key] for one in windows]),
             pa.array(np.ones(len(windows), dtype=bool)),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._table.layout.schema)
-
-
-def last_instants(end_ms: Array) -> Array:
-    """Return the last instant of windows by their ends, which is when they fire; see `TimeWindow`."""
-    found: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
-    return found

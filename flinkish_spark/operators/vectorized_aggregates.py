@@ -43,11 +43,11 @@ class Combined:
     Parameters
     ----------
     groups
-        Number of each row's group: of its key, or its own; shape (rows,).
+        Number of each row's key; shape (rows,).
     first
-        The first row of each group in the batch: take the key columns from there. Shape (groups,).
+        The first row of each key in the batch: take the key columns from there. Shape (keys,).
     partials
-        A row per group, in the same order.
+        A row per key, in the same order.
     """
 
     groups: Array
@@ -112,18 +112,15 @@ def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequenc
     >>> combined.first.tolist(), combined.partials.to_pydict()
     ([0, 1], {'total': [5, 2]})
     """
-    return _combined(aggregation, batch, *group_numbers(keys))
-
-
-def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> Combined:
-    """Make a partial row of each row of a batch, as :func:`combine` does where no two rows have one key."""
-    rows = np.arange(batch.num_rows)
-    return _combined(aggregation, batch, rows, rows)
-
-
-def _combined(aggregation: ColumnAggregation, batch: pa.RecordBatch, groups: Array, first: Array) -> Combined:
+    groups, first = group_numbers(keys)
     columns = aggregation.fold(batch, groups, first)
     return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
+
+
+def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a partial row for each row of a batch, as :func:`combine` makes where no two have one key."""
+    rows = np.arange(batch.num_rows)
+    return pa.RecordBatch.from_arrays(aggregation.fold(batch, rows, rows), names=aggregation.names)
 
 
 def merge(

@@ -16,12 +16,12 @@ import pyarrow as pa
 from flinkish_spark.operators.column_windows import Parts
 from flinkish_spark.operators.due_table import DUE_FIELDS, DueTable, Stored
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
+from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
-from flinkish_spark.operators.window_pool import CHANGED, Arrivals, Pool, WindowRules
+from flinkish_spark.operators.window_pool import CHANGED, Arrivals, Pool, WindowRules, last_of
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows.assigners import NoEventTime
 
@@ -219,13 +219,9 @@ class _GroupWindows:
         self, fold: WindowFold, table: DueTable, stored: Stored, before: Came | None, behind: Came | None
     ) -> None:
         self._fold, self._rules, self._table, self._stored = fold, fold.rules, table, stored
-        kinds = table.layout.keys
         given = [stored.keys, *(one.keys for one in (before, behind) if one is not None)]
         hashes = [stored.hashes, *(one.hashes for one in (before, behind) if one is not None)]
-        keys = [
-            pa.concat_arrays([keys[at] if keys[at].type == kind else keys[at].cast(kind) for keys in given])
-            for at, kind in enumerate(kinds)
-        ]
+        keys = table.keys_together(given)
         self._index = KeyIndex.of(np.concatenate(hashes), keys)
         at = len(stored)
         self._stored_key = self._index.of_row[:at]
@@ -289,8 +285,7 @@ class _GroupWindows:
         taken = pa.array(fired.key)
         keys = [self._index.keys[at].take(taken) for at in self._fold.key_places]
         bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
-        times = pa.array(np.where(fired.end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, fired.end_ms - 1))
-        return [_timed(times, [*keys, *fired.values, *bounds])]
+        return [_timed(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds])]
 
     # -- state --------------------------------------------------------------------------------------
     def _opened(self) -> Pool:

@@ -62,7 +62,7 @@ class Combiner:
         kept = rows.select(list(self.kept))
         if keys_rarely_repeat(rows.column(C.KEY_HASH).to_numpy()):
             # Grouping them would cost more than fewer rows save behind the shuffle.
-            return self._named(kept, each_alone(self.aggregation, batch).partials)
+            return self._named(kept, each_alone(self.aggregation, batch))
         found = combine(self.aggregation, batch, _keys_and_sides(rows, self.keys))
         first = kept.take(pa.array(found.first))
         if C.TIME in self.kept:

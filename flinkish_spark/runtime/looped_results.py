@@ -14,8 +14,8 @@ from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.group_run import TimerFailed
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.open_windows import OpenWindow
-from flinkish_spark.operators.stored_windows import last_instants
 from flinkish_spark.operators.vectorized_windows import timestamps
+from flinkish_spark.operators.window_pool import last_of
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.taken_values import Take, is_flat, taken, taking
 from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
@@ -83,7 +83,7 @@ class ResultWriter:
             A result is not as it was declared; says of which window.
         """
         end_ms = np.array([one.end_ms for one in fired.windows], dtype=np.int64)
-        return [pa.array(last_instants(end_ms)), *self._columns(fired, end_ms, key_columns, keys)]
+        return [pa.array(last_of(end_ms)), *self._columns(fired, end_ms, key_columns, keys)]
 
     def _columns(
         self, fired: Fired, end_ms: Array, key_columns: Sequence[pa.Array], keys: Sequence[Any]

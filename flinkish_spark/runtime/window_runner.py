@@ -11,7 +11,7 @@ from flinkish_spark.operators.group_state import GroupLayout, GroupState
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.vectorized_windows import Rows, WindowFold
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
+from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape, rows_between
 from flinkish_spark.runtime.row_blocks import BEHIND, as_schema
 
 
@@ -52,13 +52,9 @@ class WindowRunner:
         """Return the rows of all ways in on one side of the watermark; None without any."""
         parts = []
         for rows, shape in zip(inputs, self._shape.inputs, strict=True):
-            if rows is None:
-                continue
-            places = shape.places(rows, is_before=is_before)
-            if len(places):
-                parts.append(
-                    _rows(rows if len(places) == rows.num_rows else rows.take(pa.array(places)), shape)
-                )
+            own = rows_between(rows, shape, is_before=is_before)
+            if own is not None:
+                parts.append(_rows(own, shape))
         if len(parts) < 2:
             return parts[0] if parts else None
         return _united(parts)
