@@ -100,6 +100,11 @@ class EventTime:
         """Whether all input is over and every operator has seen that."""
         return self.has_ended and self.carried.least_ms == MAX_WATERMARK_MS
 
+    @property
+    def is_told_all_next(self) -> bool:
+        """Whether all input is over, and it is the next micro-batch that tells the last operators so."""
+        return self.has_ended and not self.has_carried_all and self.watermarks.least_ms == MAX_WATERMARK_MS
+
     def due(self, processing_time_ms: int) -> frozenset[Place]:
         """Return the operators and key groups that the next micro-batch must call even without records."""
         return self.agenda.due(self.watermark_ms, processing_time_ms, self._by_instance)

@@ -109,11 +109,6 @@ class EpochWriter:
         #: The typed error of a failed micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all input is over, and every operator has been told so in a micro-batch."""
-        return self._parts.time.has_ended
-
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Stage one micro-batch."""
         try:

@@ -30,6 +30,8 @@ class JobControl:
         self._schedule = Schedule.ON
         self._lock = threading.Lock()
         self._is_over = False
+        #: No query runs yet, so there is nothing that a last checkpoint could be taken of.
+        self.is_starting = True
         #: A last checkpoint is to be taken, then the job is to end.
         self.stop_wanted = threading.Event()
         #: The job is to end at once.
@@ -88,6 +90,10 @@ class JobControl:
         coordinator = self._coordinator
         return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
 
+    def must_give_up(self) -> bool:
+        """Whether what waits for an outside system has to give up; asked in every such wait."""
+        return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
+
     def attach(self, coordinator: CheckpointCoordinator) -> None:
         """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
         with self._lock:
@@ -98,7 +104,7 @@ class JobControl:
     def detach(self) -> None:
         """Refuse requests until another coordinator runs."""
         with self._lock:
-            self._coordinator = None
+            self._coordinator, self.is_starting = None, True
 
     def over(self) -> None:
         """Refuse everything from now on: the job has ended in this process."""

@@ -11,7 +11,6 @@ import itertools
 import logging
 from functools import partial
 
-from flinkish_spark.answers import Asked
 from flinkish_spark.coordinator import CheckpointCoordinator
 from flinkish_spark.errors import FencedError, FlinkishError, InputLostError
 from flinkish_spark.job_dir import JobDir
@@ -20,7 +19,6 @@ from flinkish_spark.protocol.failures import FailureManager
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
 from flinkish_spark.protocol.lineage import Tables
-from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
@@ -33,6 +31,7 @@ from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, Epoc
 from flinkish_spark.runtime.failures import QueryFailed, classify
 from flinkish_spark.runtime.inputs import Inputs, until_answered
 from flinkish_spark.runtime.job_control import JobControl
+from flinkish_spark.runtime.last_checkpoint import LastCheckpoint, QueryEnd
 from flinkish_spark.runtime.listeners import JobStates
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.owned import OwnedJob
@@ -80,7 +79,6 @@ class Supervisor:
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
         self._restarts = RestartPolicy(settings.restart, settings.random)
-        self._is_starting = True
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
@@ -98,12 +96,6 @@ class Supervisor:
         clock = self._settings.clock
         order = order_rewind(self._job_dir, pins, clock, target, tables, "ordered by the job's client")
         return PendingRewind(self._job_dir, order, clock)
-
-    def _is_stopping(self) -> bool:
-        """Whether what waits for an outside system has to give up; asked in every such wait."""
-        control = self.control
-        # Before the query runs there is nothing that a last checkpoint could be taken of.
-        return control.end_wanted.is_set() if self._is_starting else control.is_tearing_down
 
     # -- life -----------------------------------------------------------------------------------
     def run(self) -> None:
@@ -154,30 +146,35 @@ class Supervisor:
         try:
             while True:
                 try:
-                    self._run_query(owned)
-                    break
+                    if self._run_query(owned) is QueryEnd.OVER:
+                        break
+                    self._goes_on("timers were left behind the last checkpoint")
                 except Interrupted:
                     break
                 except RewindOrdered as order:
-                    LOG.warning("%s", order)
-                    self.states.on(JobEvent.FAILURE, str(order))
-                    self.states.on(JobEvent.RESTART, str(order))
+                    self._goes_on(str(order))
                     # Spark goes on cleaning the folder of a query that has ended, by the highest
                     # version that it saw: the rewound one gets a folder that Spark does not know.
                     return _Turn.TAKE_OVER_AGAIN
                 except Exception as error:
                     if not self._survives(classify(error), inputs):
                         break
-                    # A zombie must not seal the id that the newer owner is about to decide.
-                    ownership.check()
-                    # Ids that were pending are never used again, whatever became of their barriers.
-                    seal_open_ids(ownership, settings.clock)
-                    self._blocks.forget()
+                # A zombie must not seal the id that the newer owner is about to decide.
+                ownership.check()
+                # Ids that were pending are never used again, whatever became of their barriers.
+                seal_open_ids(ownership, settings.clock)
+                self._blocks.forget()
             self._ended()
             return _Turn.OVER
         finally:
             self._outside.stop()
             owned.close()
+
+    def _goes_on(self, why: str) -> None:
+        """Say that the query starts again although nothing has failed."""
+        LOG.warning("%s", why)
+        self.states.on(JobEvent.FAILURE, why)
+        self.states.on(JobEvent.RESTART, why)
 
     def _ended(self) -> None:
         if not self.control.cancel_wanted.is_set():
@@ -211,7 +208,7 @@ class Supervisor:
         return not control.cancel_wanted.is_set()
 
     # -- one start of the query -----------------------------------------------------------------
-    def _run_query(self, owned: OwnedJob) -> None:
+    def _run_query(self, owned: OwnedJob) -> QueryEnd:
         settings, ownership, log, inputs = self._settings, owned.ownership, owned.log, owned.inputs
         committers, tracker, clock = owned.committers, owned.tracker, settings.clock
         confirmation = Confirmation(
@@ -221,13 +218,12 @@ class Supervisor:
             self._engine.sources,
             settings.clock,
             tracker.timing(settings.observer),
-            self._is_stopping,
+            self.control.must_give_up,
             owned.manifest,
         )
-        self._is_starting = True
         self.control.detach()
         start, kept, stored = self._recover(owned, confirmation)
-        if not until_answered(inputs.check, self._is_stopping):
+        if not until_answered(inputs.check, self.control.must_give_up):
             raise Interrupted("waiting for the input")
         control = self._control_file(owned)
         plan = self._engine.plan(control)
@@ -269,8 +265,9 @@ class Supervisor:
             kept,
         )
         context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
+        self._last = last = LastCheckpoint(self.control, time, coordinator)
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
-        self._is_starting = False
+        self.control.is_starting = False
         query = plan.start(log, writer)
         coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
@@ -285,8 +282,9 @@ class Supervisor:
             self.progress.is_running = False
             self._tear_down(query, gate, coordinator)
             self._failures = coordinator.failures
-        if self.control.stop_wanted.is_set() or coordinator.final_confirmed.is_set():
+        if self.control.stop_wanted.is_set() or last.is_confirmed:
             sweep_after_stop(self._job_dir, committers)
+        return last.end()
 
     def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> Recovered:
         settings, inputs = self._settings, owned.inputs
@@ -298,7 +296,7 @@ class Supervisor:
             confirmation,
             settings.clock,
             settings.observer,
-            self._is_stopping,
+            self.control.must_give_up,
             pins=owned.pins,
             positions=SourcePositions(inputs.lower, inputs.why_lost),
             on_confirmed=self.states.completed,
@@ -336,16 +334,14 @@ class Supervisor:
         return ControlFile.of_start(folder, owned.ownership.epoch, next(self._starts))
 
     def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
-        control, final_triggered = self.control, False
+        control = self.control
         while not control.cancel_wanted.is_set():
             self._outside.raise_if_ordered()
             if coordinator.failure is not None:
                 raise coordinator.failure
-            if coordinator.final_confirmed.is_set():
+            if self._last.is_confirmed:
                 return
-            if not final_triggered and (control.stop_wanted.is_set() or writer.has_ended):
-                coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
-                final_triggered = True
+            self._last.look()
             if not query.is_active:
                 failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
                 raise failure or query.exception() or QueryFailed("the query ended by itself")
@@ -379,10 +375,11 @@ class Supervisor:
         time: TimeKeeper,
     ) -> EpochWriter:
         def note(staged: StagedBatch, sync_ms: int) -> None:
-            if staged.checkpoints and not until_answered(inputs.check_identity, self._is_stopping):
+            if staged.checkpoints and not until_answered(inputs.check_identity, self.control.must_give_up):
                 raise Interrupted("looking for the input")
             self.states.tasks_run()
             coordinator.on_staged(staged, sync_ms)
+            self._last.look()
 
         parts = EpochWriterParts(
             job_dir=self._job_dir,

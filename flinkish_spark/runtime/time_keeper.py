@@ -45,8 +45,12 @@ class Timekeeping(Protocol):
     """What the epoch writer and the coordinator need of a keeper."""
 
     @property
+    def can_end(self) -> bool:
+        """Whether all input is over and the last checkpoint can be asked for."""
+
+    @property
     def has_ended(self) -> bool:
-        """Whether all input is over and every operator has seen that: the last checkpoint can be taken."""
+        """Whether all input is over and every operator has seen that: the job can end."""
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""
@@ -67,7 +71,7 @@ class Timekeeping(Protocol):
 class NoTime:
     """Keeps no time; for parts of a job without the whole."""
 
-    has_ended = False
+    can_end = has_ended = False
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
         """Return it as it is."""
@@ -138,6 +142,8 @@ class TimeKeeper:
         self._next = next_batch
         #: The micro-batch that carries the barrier that is on offer fires all event-time timers.
         self._is_draining = False
+        #: The end of all input is on offer, with a barrier or without one.
+        self._is_ending = False
         #: Whether a bounded input may be over without any micro-batch having said so.
         self._must_look = self._is_bounded and self._state.processing_time_ms is None
         #: The wall clock from which on a look is worth it; None for never.
@@ -150,8 +156,17 @@ class TimeKeeper:
             self._offer(self._clock.wall_ms())
 
     @property
+    def can_end(self) -> bool:
+        """Whether all input is over and the last checkpoint can be asked for.
+
+        Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing may
+        be left to fire.
+        """
+        return self._state.is_told_all_next or self.has_ended
+
+    @property
     def has_ended(self) -> bool:
-        """Whether all input is over and every operator has seen that: the last checkpoint can be taken."""
+        """Whether all input is over and every operator has seen that: the job can end."""
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
     # -- the epoch writer's ---------------------------------------------------------------------
@@ -210,9 +225,13 @@ class TimeKeeper:
                 self._offer(now_ms)
 
     def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """Take note that a barrier is about to be offered: one that drains calls whoever has a timer."""
-        if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
-            with self._lock:
+        """Take note that a barrier is about to be offered: one that drains calls whoever has a timer.
+
+        The end of all input, which waited for a barrier, goes along with this one.
+        """
+        with self._lock:
+            self._is_ending = self._state.is_told_all_next
+            if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
                 self._is_draining = True
                 self._offer(self._clock.wall_ms())
 
@@ -261,13 +280,14 @@ class TimeKeeper:
         is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
         due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
         groups = self._plan.groups_by_number(due)
-        if groups or is_due or matters:
-            wake = Wake(self._next.value, groups) if groups or not has_risen else None
-            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake))
-        else:
+        wake = Wake(self._next.value, groups) if groups or not has_risen else None
+        waits_for_barrier = state.is_told_all_next and not (self._is_ending or self._is_draining)
+        if waits_for_barrier or not (groups or is_due or matters):
             # What was offered and not drawn is offered no more: its micro-batch has run without it.
             self._control.offer_time(TimeOffer.of(carried))
-            self._control.keep_time(TimeOffer.of(watermarks))
+            self._control.keep_time(TimeOffer.of(watermarks, state.has_ended, wake if groups else None))
+        else:
+            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake))
         self._look_at_ms = self._next_look_ms(now_ms, due_ms)
 
     def _hold_back(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from flinkish_spark import JobStatus, MemorySink, RestoreSettings
 from flinkish_spark.errors import EnvironmentFault, UserFunctionError
+from flinkish_spark.runtime.last_checkpoint import LastCheckpoint, QueryEnd
 from flinkish_spark.runtime.steps import SilentObserver, Step
 from flinkish_spark.sources import RateLimit, SplitSource
 from tests.support import (
@@ -100,6 +101,24 @@ def test_a_job_ends_with_its_bounded_input_and_everything_is_committed(spark, tm
     # Started again it has nothing more to do.
     run_to_its_end(job())
     assert found(sink) == expected(ORDERS)
+
+
+def test_a_job_with_timers_left_behind_its_last_checkpoint_starts_again_and_ends(
+    spark, tmp_path, monkeypatch
+) -> None:
+    """No operator leaves any, so the first answer is a made one."""
+    real_end, ends = LastCheckpoint.end, []
+
+    def end(last):
+        ends.append(real_end(last))
+        return QueryEnd.TIMERS_LEFT if len(ends) == 1 else ends[-1]
+
+    monkeypatch.setattr(LastCheckpoint, "end", end)
+    sink, env = MemorySink(str(tmp_path)), environment(spark, tmp_path / "job")
+    totals(env, env.from_collection(ORDERS, ORDER, uid="orders"), sink)
+    client = run_to_its_end(env)
+    assert ends == [QueryEnd.OVER] * 2 and client.progress.restarts == 0
+    assert found(sink) == expected(ORDERS) and client.progress.checkpoints >= 2
 
 
 class Stumble(EnvironmentFault):

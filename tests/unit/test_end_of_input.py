@@ -7,7 +7,8 @@ import json
 import pytest
 
 from flinkish_spark.graph.stream_graph import SourceNode
-from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_facts import AssignerRules, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan
@@ -56,7 +57,11 @@ def test_they_have_ended_when_the_last_micro_batch_of_all_is_staged(tmp_path) ->
     job.run(0, HERE, CONTROL, SplitPosition("more", {"all": 1}).to_json())
     assert not job.is_told
     job.run(1, HERE, CONTROL, MORE)
-    assert job.is_told and not job.keeper.has_ended
+    # With the last barrier, in the same micro-batch.
+    assert job.keeper.can_end and not job.is_told and not job.keeper.has_ended
+    job.keeper.on_offer(CheckpointPurpose.FINAL)
+    job.control.offer(CheckpointId(5), CheckpointPurpose.FINAL)
+    assert job.is_told
     job.run(2, HERE, {**CONTROL, **read_control(str(job.control.path))}, MORE)
     assert job.keeper.has_ended
 
@@ -72,10 +77,10 @@ def test_they_have_ended_when_the_last_micro_batch_of_all_is_staged(tmp_path) ->
 def test_not_while_a_scan_has_not_logged_its_end(tmp_path, offsets) -> None:
     job = Job(tmp_path)
     job.run(0, *offsets)
-    assert not job.is_told
+    assert not job.is_told and not job.keeper.can_end
 
 
 def test_never_beside_a_source_without_an_end(tmp_path) -> None:
     job = Job(tmp_path, SourceNode("endless", Counters({}).bound("endless")))
     job.run(0, HERE, CONTROL, MORE, SplitPosition("endless", {}).to_json())
-    assert not job.is_told
+    assert not job.is_told and not job.keeper.can_end

@@ -14,6 +14,7 @@ from flinkish_spark.errors import InternalError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.control_offset import ControlOffset
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_facts import Alignment, AssignerRules, BoundedOutOfOrderness, Untimed
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
@@ -127,6 +128,11 @@ class Query:
         (called,) = self.plan_next()
         self.stage(*reports)
         return called
+
+    def offer(self, checkpoint: int, purpose: CheckpointPurpose = CheckpointPurpose.FINAL) -> None:
+        """Offer a barrier, as the coordinator does."""
+        self.keeper.on_offer(purpose)
+        self.control.offer(CheckpointId(checkpoint), purpose)
 
     @property
     def carried_ms(self) -> int:
@@ -425,34 +431,114 @@ def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) 
 # -- the end ---------------------------------------------------------------------------------------------
 
 
-def test_behind_the_end_of_all_input_one_micro_batch_fires_everything(tmp_path: Path) -> None:
-    """Behaviour 160: the last checkpoint comes behind it."""
+def ending(tmp_path: Path, *reports: TimeReport, scans: int = 1) -> Query:
+    """Return a query behind the micro-batch with which its input was over."""
+    query = Query(tmp_path, source=Input(is_bounded=True), scans=scans)
+    query.plan_next()
+    query.stage(seen(60_000), *reports)
+    query.has_ended = True
+    query.plan_next()
+    query.stage(seen(61_000))
+    return query
+
+
+def test_behind_the_end_of_all_input_the_last_barrier_fires_everything(tmp_path: Path) -> None:
+    """Behaviour 160: the last checkpoint comes behind it, in one micro-batch."""
+    query = ending(tmp_path, timers(1, event_ms=90_000))
+    assert query.keeper.can_end and not query.keeper.has_ended and not query.is_wanted
+    query.offer(1)
+    assert query.run(timers(1)) == [(OPERATOR, 1)]
+    assert query.controls[0]["flinkish:watermark"] == MAX_WATERMARK_MS and query.controls[0]["flinkish:end"]
+    assert query.controls[0]["flinkish:checkpoint"] == 1
+    assert query.keeper.has_ended and query.keeper.can_end and not query.is_wanted
+
+
+def test_the_end_of_all_input_goes_along_with_whichever_barrier_comes(tmp_path: Path) -> None:
+    query = ending(tmp_path)
+    query.offer(1, CheckpointPurpose.PERIODIC)
+    query.run()
+    assert query.carried_ms == MAX_WATERMARK_MS and query.keeper.has_ended
+
+
+def test_a_barrier_that_was_on_offer_before_comes_through_alone(tmp_path: Path) -> None:
     query = Query(tmp_path, source=Input(is_bounded=True))
     query.run(seen(60_000), timers(1, event_ms=90_000))
     query.has_ended = True
-    query.run(seen(61_000))
-    assert not query.keeper.has_ended and query.is_wanted
+    query.plan_next()
+    query.offer(1, CheckpointPurpose.PERIODIC)
+    query.stage(seen(61_000))
+    assert query.keeper.can_end and query.run() == []
+    assert query.carried_ms < 61_000 and query.keeper.can_end and not query.is_wanted
+    query.offer(2)
+    assert query.run(timers(1)) == [(OPERATOR, 1)] and query.keeper.has_ended
+
+
+def test_behind_a_last_barrier_that_was_taken_back_the_end_comes_alone(tmp_path: Path) -> None:
+    query = ending(tmp_path, timers(1, event_ms=90_000))
+    query.offer(1)
+    query.control.withdraw(CheckpointId(1))
     assert query.run(timers(1)) == [(OPERATOR, 1)]
-    assert query.controls[0]["flinkish:watermark"] == MAX_WATERMARK_MS and query.controls[0]["flinkish:end"]
+    assert query.controls[0]["flinkish:checkpoint"] == 0
+    assert query.keeper.has_ended and query.keeper.can_end and not query.is_wanted
+
+
+def test_where_a_scan_draws_the_last_barrier_later_timers_are_called_with_the_others_too(
+    tmp_path: Path,
+) -> None:
+    query = ending(tmp_path, timers(1, event_ms=90_000), scans=2)
+    query.offer(1)
+    assert query.plan_next(lagging=[1]) == [[(OPERATOR, 1)], []]
+    query.stage(timers(1))
+    assert query.is_wanted
+    query.plan_next()
+    query.stage()
     assert query.keeper.has_ended and not query.is_wanted
 
 
-def test_a_job_that_has_ended_has_ended_when_it_is_started_again(tmp_path: Path) -> None:
-    query = Query(tmp_path, source=Input(is_bounded=True))
-    query.has_ended = True
-    query.run(seen(61_000))
+def test_a_drain_at_the_end_of_all_input_calls_whoever_has_a_timer(tmp_path: Path) -> None:
+    query = ending(tmp_path, timers(1, event_ms=90_000))
+    query.offer(1, CheckpointPurpose.DRAINED_SAVEPOINT)
+    assert query.run(timers(1)) == [(OPERATOR, 1)] and query.keeper.has_ended
+
+
+def test_timers_that_were_left_behind_the_end_are_waited_for(tmp_path: Path) -> None:
+    """No operator leaves any; where one does, the job does not end without them."""
+    query = ending(tmp_path, timers(1, event_ms=90_000))
+    query.offer(1)
+    query.run(timers(1, event_ms=95_000))
+    assert not query.keeper.has_ended and not query.keeper.can_end
+    query.start(kept=query.staged)
+    assert query.is_wanted and query.run(timers(1)) == [(OPERATOR, 1)]
+    assert query.keeper.has_ended and query.keeper.can_end
+
+
+def test_a_processing_time_timer_that_is_due_while_the_end_waits_goes_along(tmp_path: Path) -> None:
+    query = ending(tmp_path, timers(2, processing_ms=5_000))
+    query.clock.now_ms = 6_000
+    query.keeper.wake()
+    assert not query.is_wanted
+    query.offer(1)
+    assert query.run(timers(2)) == [(OPERATOR, 2)] and query.keeper.has_ended
+
+
+def test_a_job_that_was_over_is_over_when_it_is_started_again(tmp_path: Path) -> None:
+    query = ending(tmp_path)
+    query.start(kept=query.staged)
+    assert query.keeper.can_end and not query.keeper.has_ended and not query.is_wanted
+    query.offer(1)
     query.run()
     assert query.keeper.has_ended
     query.start(kept=query.staged)
-    assert query.keeper.has_ended and not query.is_wanted
+    assert query.keeper.has_ended and query.keeper.can_end and not query.is_wanted
 
 
 def test_input_that_is_empty_ends_too(tmp_path: Path) -> None:
     """Without a micro-batch nobody would know, so one is asked for."""
     query = Query(tmp_path, plan(), Input(is_bounded=True))
     query.has_ended = True
-    assert query.is_wanted
+    assert query.is_wanted and not query.keeper.can_end
     query.run()
+    query.offer(1)
     query.run()
     assert query.keeper.has_ended
 
@@ -464,7 +550,8 @@ def test_input_that_goes_on_is_asked_once(tmp_path: Path) -> None:
     query.run()
     query.has_ended = True
     query.run()
-    assert query.is_wanted
+    assert query.keeper.can_end and not query.is_wanted
+    query.offer(1)
     query.run()
     assert query.keeper.has_ended and not query.is_wanted
 
