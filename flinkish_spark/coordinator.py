@@ -66,13 +66,13 @@ class CheckpointCoordinator:
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
         self._parts, self._mailbox = parts, Mailbox()
-        self._undecided: tuple[StagedBatch, ...] = tuple(kept)
-        self._failures = parts.failures
+        self._undecided, self._failures = tuple(kept), parts.failures
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
         self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
         self._has_backlog_request = False
         self._final_again_ms: int | None = None
-        self._stopping, self.final_confirmed = threading.Event(), threading.Event()
+        self._stopping = threading.Event()
+        self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
         self.failure: BaseException | None = None
         self._workers = Workers(parts.threads, self._fail)
         #: A copy for other threads.
@@ -397,4 +397,4 @@ class CheckpointCoordinator:
     def _done(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
         self._answer(request, answer)
         if request.purpose.is_final:
-            self.final_confirmed.set()
+            self.ended_with = request.purpose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -11,11 +11,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.graph.declared import check_same_fields
+from flinkish_spark.graph.in_workers import RecordFunction, fields_of, in_turn
 from flinkish_spark.graph.key_selectors import Key, KeyFunction, key_worker
-from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import ByPartitioner, Spread, is_partitioning
 from flinkish_spark.graph.planned import TaggedStream
-from flinkish_spark.graph.python_transforms import RowTransform
 from flinkish_spark.graph.stream_graph import (
     Feed,
     Inlet,
@@ -32,7 +31,6 @@ from flinkish_spark.runtime.column_functions import AppendColumns
 from flinkish_spark.runtime.kept_times import Worker
 from flinkish_spark.runtime.keyed_operator import Origins
 
-RecordFunction = RowTransform | LookupTransform
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
 
@@ -183,11 +181,6 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
     return SideBySide(tuple(InTurn(workers) for workers, _ in ways), columns), columns
 
 
-def fields_of(columns: T.StructType) -> T.StructType:
-    """Return the fields of records among columns."""
-    return T.StructType([field for field in columns if not field.name.startswith(C.PREFIX)])
-
-
 def shared_inputs(
     node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream]
 ) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
@@ -256,21 +249,3 @@ def _keys(
 
 def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
     return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
-
-
-def in_turn(
-    functions: Sequence[RecordFunction], given: T.StructType
-) -> tuple[tuple[Worker, ...], T.StructType]:
-    """Return what makes records of those with the columns `given`, and the columns that come out."""
-    workers: list[Worker] = []
-    for function in functions:
-        if isinstance(function, RowTransform):
-            # It runs in the tasks of the operator in front.
-            here = replace(function.settings, parallelism=None)
-            worker, given = replace(function, settings=here).in_worker(given)
-            workers.append(worker)
-        else:
-            lookup = function.in_worker(given)
-            workers.append(lookup)
-            given = lookup.columns
-    return tuple(workers), given

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.errors import GraphError
-from flinkish_spark.graph.branches import RecordFunction, fields_of, in_turn
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.frame_transforms import Transform, named
+from flinkish_spark.graph.in_workers import InWorkers, RecordFunction
 from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.planned import TaggedStream
 from flinkish_spark.graph.row_by_row import Spoiler, read_functions
 from flinkish_spark.graph.stream_graph import Feed, Step, TransformNode
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.branches import DealRows, DealtRows, InTurn
 
 
 def behind_frames(uid: str, feed: Feed, stream: TaggedStream) -> tuple[TaggedStream, Feed]:
@@ -98,17 +96,11 @@ def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transf
 def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
     if not functions:
         return stream
-    control = T.StructType(_control(stream))
-    beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
-    given = T.StructType([*beside, *stream.schema])
-    workers, made = in_turn(functions, given)
-    fields = fields_of(made)
-    names = tuple(f"{C.PREFIX}way_{at}" for at in range(len(fields)))
-    dealt = DealtRows(stream.side, tuple(stream.schema.names), given, InTurn(workers), fields, names)
-    deal = DealRows((dealt,), control)
-    own = [F.col(name).alias(field.name) for name, field in zip(names, fields, strict=True)]
-    frame = stream.frame.mapInArrow(deal, deal.columns).select(*control.names, *own)
-    return replace(stream, frame=frame, schema=fields)
+    control = _control(stream)
+    found = InWorkers.of(functions, stream.schema, stream.schema.names, T.StructType(control))
+    own = [column.alias(field.name) for column, field in found.fields]
+    frame = found.over(stream.frame).select(*(field.name for field in control), *own)
+    return replace(stream, frame=frame, schema=found.schema)
 
 
 def _control(stream: TaggedStream) -> list[T.StructField]:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plan_layout import named_chain, named_scan
+from flinkish_spark.graph.before_sinks import functions_before_sink
 from flinkish_spark.graph.beginning import Beginning
 from flinkish_spark.graph.branches import (
     check_said_between,
@@ -38,7 +39,6 @@ from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoM
 from flinkish_spark.graph.located import LocatedTransform
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
-from flinkish_spark.graph.row_by_row import RowByRow, read_functions
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.graph.stream_graph import (
     Base,
@@ -309,9 +309,9 @@ class Planner:
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
         if not tagged.transforms:
             return part, tagged.schema
-        schema, found = read_functions(self._spark, tagged.transforms, tagged.schema, columns)
+        schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
         check_field_names(schema, "the result of a transform")
-        return replace(part, by_row=found if isinstance(found, RowByRow) else None), schema
+        return replace(part, one_pass=one_pass), schema
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:

@@ -83,7 +83,7 @@ class RowByRow:
             else:
                 made = {one.name: F.when(has_place, one.value) for one in step.columns}
                 records = records.withColumns(made)
-        own = [_named(F.when(has_place, column), field) for column, field in self.fields]
+        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
         return records.select(*control, *own)
 
     @property
@@ -91,17 +91,22 @@ class RowByRow:
         """Whether there are records of which nothing comes out."""
         return any(isinstance(step, Keeping) for step in self.plan.steps)
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Column with each field that comes out."""
+        return self.plan.outputs
+
     @cached_property
     def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
         """Column with each field that comes out, without its name, and that field."""
         return tuple(
-            (F.col(C.quoted(own)), field) for own, field in zip(self.plan.outputs, self.schema, strict=True)
+            (F.col(C.quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
         )
 
     @cached_property
     def named_fields(self) -> list[Column]:
         """The fields that come out under their names."""
-        return [_named(column, field) for column, field in self.fields]
+        return [named_field(column, field) for column, field in self.fields]
 
     @cached_property
     def _steps(self) -> list[Selection | Column]:
@@ -155,6 +160,7 @@ def _passing(step: Computing | Keeping) -> Selection | Column:
     return Selection([F.col("*"), *(F.when(is_record, one.value).alias(one.name) for one in step.columns)])
 
 
-def _named(column: Column, field: T.StructField) -> Column:
+def named_field(column: Column, field: T.StructField) -> Column:
+    """Return a column under a field's name."""
     # What a field is told with, such as a comment, would be lost behind CASE.
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)

@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.selection import Selection
 from flinkish_spark.errors import SchemaError
+from flinkish_spark.graph.before_sinks import OnePass
 from flinkish_spark.graph.frame_transforms import Transform, transformed
-from flinkish_spark.graph.row_by_row import RowByRow
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import Sink
@@ -37,7 +37,7 @@ class SinkPart:
         Between the chain's end and the sink; they run on the evaluated micro-batch.
     side
         Which output of the operator at the chain's end it is; None where that has only one.
-    by_row
+    one_pass
         What the transforms do, if they look at each row by itself; the functions are not called again then.
     """
 
@@ -47,12 +47,12 @@ class SinkPart:
     channels: ExpectedChannels
     transforms: tuple[Transform, ...] = ()
     side: int | None = None
-    by_row: RowByRow | None = None
+    one_pass: OnePass | None = None
 
     @property
     def is_apart(self) -> bool:
         """Whether its records are read without its control rows, and these once more."""
-        return bool(self.transforms) and self.by_row is None
+        return bool(self.transforms) and self.one_pass is None
 
     @property
     def place(self) -> tuple[int, int | None]:
@@ -69,14 +69,14 @@ class SinkPart:
 
     @cached_property
     def with_control(self) -> Selection:
-        """Control columns, then the fields; behind transforms by row what they make of them."""
-        if self.by_row is None:
+        """Control columns, then the fields; behind transforms in one pass what they make of them."""
+        if self.one_pass is None:
             return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
-        hashed = F.xxhash64(*[hashable(own, field.dataType) for own, field in self.by_row.fields])
+        hashed = F.xxhash64(*[hashable(own, field.dataType) for own, field in self.one_pass.fields])
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         own_hash = F.when(is_record, hashed).otherwise(F.col(C.HASH)).alias(C.HASH)
         control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]
-        return Selection([*control, *self.by_row.named_fields])
+        return Selection([*control, *self.one_pass.named_fields])
 
     @cached_property
     def records_only(self) -> Selection:
@@ -175,7 +175,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
 def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
-        return part.with_control.of(rows if part.by_row is None else part.by_row.over(rows))
+        return part.with_control.of(rows if part.one_pass is None else part.one_pass.over(rows))
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
         records = transformed(records, function)

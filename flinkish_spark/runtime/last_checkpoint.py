@@ -53,12 +53,14 @@ class LastCheckpoint:
     @property
     def is_confirmed(self) -> bool:
         """Whether everything in front of it is committed."""
-        return self._coordinator.final_confirmed.is_set()
+        return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
         """Return how the query has ended; called when it was torn down."""
-        is_wanted = self._control.end_wanted.is_set()
-        if is_wanted or not self.is_confirmed or self._time.has_ended:
-            return QueryEnd.OVER
-        # Its micro-batch told the operators that all input is over, and a function left a timer all the same.
-        return QueryEnd.TIMERS_LEFT
+        # One that nobody wished for was asked for because all input was over. Its micro-batch told the
+        # operators so, and a function left a timer all the same.
+        is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
+        is_wish = self._control.end_wanted.is_set()
+        return (
+            QueryEnd.TIMERS_LEFT if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
+        )

@@ -142,6 +142,60 @@ def test_operators_run_once_in_front_of_a_sink_behind_a_transform(
     assert len(called) <= 2 or how == "apart"
 
 
+class Named:
+    """A function of single records that notes them, and fails for a row that is none."""
+
+    def __init__(self, calls: Path) -> None:
+        self.calls = calls
+
+    def __call__(self, row: Any) -> tuple[str, int]:
+        assert row.user is not None
+        with self.calls.open("a") as calls:
+            calls.write(f"{row.total}\n")
+        return row.user.title(), row.total
+
+
+@pytest.mark.parametrize("how", ["one pass", "own tasks", "moved", "not by row"])
+def test_functions_of_records_in_front_of_sinks_are_done_in_one_pass_with_control_rows(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Where it is one pass, the micro-batch is not kept in between; the rows are the same everywhere."""
+    # The class that has its own, of a session with a JVM.
+    frames: Any = type(spark.range(0))
+    kept, persist = [], frames.persist
+
+    def noted_persist(frame: DataFrame, *given: Any) -> DataFrame:
+        kept.append(frame.columns)
+        return persist(frame, *given)
+
+    monkeypatch.setattr(frames, "persist", noted_persist)
+    env = environment(spark, tmp_path / "job")
+    orders = env.from_collection(ROWS, ORDERS, uid="orders")
+    totals = orders.key_by("user").process(Noted(tmp_path / "calls"), output=TOTALS, uid="totals")
+    named = totals.map(Named(tmp_path / "named"), output="who STRING, total LONG")
+    if how == "own tasks":
+        named = named.set_parallelism(3)
+    named = named.rebalance() if how == "moved" else named
+    spread = (lambda frame: frame.repartition(2)) if how == "not by row" else (lambda frame: frame)
+    large = named.transform(
+        lambda frame: spread(frame).where("total > 2").withColumn("half", F.expr("total DIV 2"))
+    )
+    both = large.filter(lambda row: row.half < 15).flat_map(
+        lambda row: [(row.who, row.half), (row.who, -row.half)], output="who STRING, half LONG"
+    )
+    sink = MemorySink(f"{tmp_path}/out")
+    both.transform(lambda frame: frame.withColumnRenamed("half", "amount")).sink_to(sink, uid="out")
+    with running(env) as client:
+        assert client.wait(timeout_ms=100_000), f"the job did not end; {client.progress}"
+        assert client.status is JobStatus.FINISHED and client.progress.restarts == 0
+    halves = {"Ann": [1, 5, 6], "Ben": [2, 6], "Dan": [10]}
+    wanted = [(who, sign * half) for who, found in halves.items() for half in found for sign in (1, -1)]
+    assert Counter((row["who"], row["amount"]) for row in sink.rows()) == Counter(wanted)
+    assert calls_in(tmp_path / "calls") == sorted(row[1] for row in ROWS)
+    assert calls_in(tmp_path / "named") == [1, 3, 4, 11, 13, 13, 20, 31]
+    assert bool(kept) is (how != "one pass")
+
+
 def test_what_cannot_stand_between_is_refused_before_the_start(
     spark: Any, tmp_path: Path, job_dir: Path
 ) -> None:

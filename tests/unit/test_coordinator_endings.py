@@ -134,9 +134,9 @@ def test_the_job_has_ended_behind_its_last_checkpoint() -> None:
     rig.control.offer = lambda checkpoint, purpose: order.append(f"offer {checkpoint}")  # type: ignore[method-assign]
     rig.ask(P.FINAL)
     assert order == ["gate 1", "offer 1"]
-    assert not rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is None
     rig.run_batch(1)
-    assert rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is not None
     assert rig.answers == ["final=COMPLETED"]
 
 
@@ -146,10 +146,10 @@ def test_a_last_savepoint_ends_the_job_when_it_is_written(purpose: P) -> None:
     rig = Rig()
     rig.threads.held = ("savepoint",)
     rig.take(purpose, "/sp")
-    assert not rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is None
     rig.threads.let("savepoint-1")
     rig.tick()
-    assert rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is not None
     assert rig.answers == [f"{purpose.value.lower()}=COMPLETED"]
 
 
@@ -165,7 +165,7 @@ def test_a_last_checkpoint_that_fails_is_taken_again_and_the_gate_opens_for_it()
     rig.tick(1)
     assert rig.control.offered == [1, 2]
     rig.run_batch(2)
-    assert rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is not None
 
 
 def test_at_least_once_the_last_checkpoint_waits_for_the_slowest_branch() -> None:
@@ -188,7 +188,7 @@ def test_a_last_savepoint_that_fails_in_its_checkpoint_fails_the_job() -> None:
     assert isinstance(rig.coordinator.failure, StopFailed)
     assert rig.coordinator.failure.restartable
     assert rig.answers == ["final_savepoint=ABORTED:BARRIERS_DO_NOT_ADD_UP"]
-    assert not rig.coordinator.final_confirmed.is_set()
+    assert rig.coordinator.ended_with is None
 
 
 def test_a_last_savepoint_that_cannot_be_written_fails_the_job_behind_its_checkpoint() -> None:
@@ -200,7 +200,7 @@ def test_a_last_savepoint_that_cannot_be_written_fails_the_job_behind_its_checkp
     assert "no room" in str(rig.coordinator.failure)
     end(rig)
     assert rig.answers == ["final_savepoint=SAVEPOINT_FAILED:SAVEPOINT_FAILED"]
-    assert (rig.verdict(1), rig.coordinator.final_confirmed.is_set()) == (Verdict.COMMIT, False)
+    assert (rig.verdict(1), rig.coordinator.ended_with) == (Verdict.COMMIT, None)
 
 
 # -- the end --------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Coordinator:
     """Notes what it is asked for."""
 
     def __init__(self) -> None:
-        self.final_confirmed, self.asked = threading.Event(), []
+        self.ended_with: CheckpointPurpose | None = None
+        self.asked: list[CheckpointPurpose] = []
 
     def ask(self, asked) -> None:
         self.asked.append(asked.purpose)
@@ -56,7 +57,7 @@ def test_a_user_who_stops_a_job_asks_for_it(parts) -> None:
     control.stop_with_checkpoint()
     last.look()
     assert coordinator.asked == [CheckpointPurpose.FINAL]
-    coordinator.final_confirmed.set()
+    coordinator.ended_with = CheckpointPurpose.FINAL
     # Its input goes on, and timers wait; it was told to end all the same.
     assert last.is_confirmed and last.end() is QueryEnd.OVER
 
@@ -66,10 +67,19 @@ def test_a_job_whose_input_is_over_ends_when_nothing_is_left_to_fire(parts) -> N
     time.can_end = True
     last.look()
     assert not last.is_confirmed
-    coordinator.final_confirmed.set()
+    coordinator.ended_with = CheckpointPurpose.FINAL
     assert last.end() is QueryEnd.TIMERS_LEFT
     time.has_ended = True
     assert last.end() is QueryEnd.OVER
+
+
+def test_a_savepoint_stops_a_job_wherever_its_input_stands(parts) -> None:
+    """Its barrier may have come through before the one of the end, which was asked for, too."""
+    last, _, time, coordinator = parts
+    time.can_end = True
+    last.look()
+    coordinator.ended_with = CheckpointPurpose.FINAL_SAVEPOINT
+    assert last.is_confirmed and last.end() is QueryEnd.OVER
 
 
 def test_a_cancelled_job_has_no_last_checkpoint(parts) -> None:
