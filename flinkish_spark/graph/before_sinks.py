@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.frame_transforms import Transform, transformed
 from flinkish_spark.graph.in_workers import InWorkers, RecordFunction
 from flinkish_spark.graph.partitioning import is_partitioning
@@ -88,6 +89,8 @@ def functions_before_sink(
     ------
     GraphError, UserFunctionError
         As of :func:`~flinkish_spark.graph.frame_transforms.transformed`.
+    SchemaError
+        Fields that come out of a function cannot be those of a stream, or of records in Python.
     """
     steps: list[RowByRow | InWorkers] = []
     made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
@@ -116,6 +119,7 @@ def _step_of(
         return found.schema, found
     if kind is _Kind.OF_FRAMES:
         made, read = read_functions(spark, functions, schema, columns)
+        check_field_names(made, "the result of a transform")
         return made, read if isinstance(read, RowByRow) else None
     return _schema_behind(spark, functions, schema), None
 

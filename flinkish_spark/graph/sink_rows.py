@@ -72,7 +72,9 @@ class SinkPart:
         """Control columns, then the fields; behind transforms in one pass what they make of them."""
         if self.one_pass is None:
             return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
-        hashed = F.xxhash64(*[hashable(own, field.dataType) for own, field in self.one_pass.fields])
+        # Under its name: a map is hashed as JSON, in which that stands.
+        named = [(own.alias(field.name), field.dataType) for own, field in self.one_pass.fields]
+        hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         own_hash = F.when(is_record, hashed).otherwise(F.col(C.HASH)).alias(C.HASH)
         control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]

@@ -17,8 +17,8 @@ class QueryEnd(enum.Enum):
 
     #: The job was told to end, or all its input is over and has been worked through.
     OVER = "OVER"
-    #: Timers were left behind the last checkpoint, though all input was over in front of it.
-    TIMERS_LEFT = "TIMERS_LEFT"
+    #: It was not: timers were left behind the last checkpoint, or input that was over went on.
+    NOT_OVER = "NOT_OVER"
 
 
 class LastCheckpoint:
@@ -57,10 +57,7 @@ class LastCheckpoint:
 
     def end(self) -> QueryEnd:
         """Return how the query has ended; called when it was torn down."""
-        # One that nobody wished for was asked for because all input was over. Its micro-batch told the
-        # operators so, and a function left a timer all the same.
+        # One that nobody wished for was asked for because all input was over.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
         is_wish = self._control.end_wanted.is_set()
-        return (
-            QueryEnd.TIMERS_LEFT if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
-        )
+        return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER

@@ -148,7 +148,7 @@ class Supervisor:
                 try:
                     if self._run_query(owned) is QueryEnd.OVER:
                         break
-                    self._goes_on("timers were left behind the last checkpoint")
+                    self._goes_on("behind the last checkpoint timers were left, or input went on")
                 except Interrupted:
                     break
                 except RewindOrdered as order:

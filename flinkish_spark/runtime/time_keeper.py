@@ -160,9 +160,9 @@ class TimeKeeper:
         """Whether all input is over and the last checkpoint can be asked for.
 
         Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing may
-        be left to fire.
+        be left to fire. The first micro-batch of a log has to say first whether input goes on.
         """
-        return self._state.is_told_all_next or self.has_ended
+        return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
 
     @property
     def has_ended(self) -> bool:
@@ -281,7 +281,9 @@ class TimeKeeper:
         due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
         groups = self._plan.groups_by_number(due)
         wake = Wake(self._next.value, groups) if groups or not has_risen else None
-        waits_for_barrier = state.is_told_all_next and not (self._is_ending or self._is_draining)
+        # There is a first micro-batch in any case; it must not begin before its state's time.
+        is_offered = is_first or self._is_ending or self._is_draining
+        waits_for_barrier = state.is_told_all_next and not is_offered
         if waits_for_barrier or not (groups or is_due or matters):
             # What was offered and not drawn is offered no more: its micro-batch has run without it.
             self._control.offer_time(TimeOffer.of(carried))

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark import DataStream, JobStatus, KeyedProcessFunction, MemorySink, ValueStateDescriptor
-from flinkish_spark.errors import GraphError
+from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.windows import TumblingEventTimeWindows
 from tests.support import await_that, environment, failure_of, rows, running
@@ -178,9 +178,15 @@ def test_functions_of_records_in_front_of_sinks_are_done_in_one_pass_with_contro
     named = named.rebalance() if how == "moved" else named
     spread = (lambda frame: frame.repartition(2)) if how == "not by row" else (lambda frame: frame)
     large = named.transform(
-        lambda frame: spread(frame).where("total > 2").withColumn("half", F.expr("total DIV 2"))
+        lambda frame: (
+            spread(frame)
+            .where("total > 2")
+            .withColumn("half", F.expr("total DIV 2"))
+            # Of the same column as another field, and a map, which has no hash of its own.
+            .select("*", F.col("who").alias("same"), F.create_map("who", "half").alias("halves"))
+        )
     )
-    both = large.filter(lambda row: row.half < 15).flat_map(
+    both = large.filter(lambda row: row.half < 15 and row.halves == {row.same: row.half}).flat_map(
         lambda row: [(row.who, row.half), (row.who, -row.half)], output="who STRING, half LONG"
     )
     sink = MemorySink(f"{tmp_path}/out")
@@ -214,6 +220,24 @@ def test_what_cannot_stand_between_is_refused_before_the_start(
     def small_totals(frame: DataFrame) -> DataFrame:
         return frame.where("total < 10")
 
+    def months(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("since", F.expr("INTERVAL '1-2' YEAR TO MONTH"))
+
+    def reserved(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("_fs_x", F.lit(1))
+
+    for before, says in (
+        (months, ("'kept'", "'since'", "Arrow")),
+        (reserved, ("'_fs_x'", "control columns")),
+    ):
+        env = environment(spark, job_dir)
+        orders = env.from_collection(ROWS, ORDERS, uid="orders")
+        totals = orders.key_by("user").process(Noted(tmp_path / "calls"), output=TOTALS, uid="totals")
+        found = totals.transform(before).filter(lambda row: row.total > 1, name="kept")
+        found.sink_to(MemorySink(f"{tmp_path}/never"), uid="never")
+        error = failure_of(env)
+        assert isinstance(error, SchemaError) and all(part in str(error) for part in says), error
+        assert not job_dir.exists()
     for between, says in (
         (one_way, ("'again' follows", "sorted_by_user' there", "contains orderBy()", "map(), flat_map()")),
         (two_ways, ("'again' follows a transform()", "on several ways", "map(), flat_map()")),

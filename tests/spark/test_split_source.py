@@ -111,7 +111,7 @@ def test_a_job_with_timers_left_behind_its_last_checkpoint_starts_again_and_ends
 
     def end(last):
         ends.append(real_end(last))
-        return QueryEnd.TIMERS_LEFT if len(ends) == 1 else ends[-1]
+        return QueryEnd.NOT_OVER if len(ends) == 1 else ends[-1]
 
     monkeypatch.setattr(LastCheckpoint, "end", end)
     sink, env = MemorySink(str(tmp_path)), environment(spark, tmp_path / "job")

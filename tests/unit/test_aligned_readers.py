@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark.graph.stream_graph import SourceNode
-from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_facts import Alignment, AssignerRules, BoundedOutOfOrderness
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
@@ -75,6 +76,10 @@ class Job:
         for _ in range(1_000):
             if self.keeper.has_ended:
                 return
+            if self.keeper.can_end:
+                # The last checkpoint is asked for.
+                self.keeper.on_offer(CheckpointPurpose.FINAL)
+                self.control.offer(CheckpointId(1), CheckpointPurpose.FINAL)
             self.clock.now_ms += self.chance.randint(1, 200)
             self.keeper.wake()
             if len(self.ends) == len(self.staged) and not self.plan_next():

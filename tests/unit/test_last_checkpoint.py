@@ -68,7 +68,7 @@ def test_a_job_whose_input_is_over_ends_when_nothing_is_left_to_fire(parts) -> N
     last.look()
     assert not last.is_confirmed
     coordinator.ended_with = CheckpointPurpose.FINAL
-    assert last.end() is QueryEnd.TIMERS_LEFT
+    assert last.end() is QueryEnd.NOT_OVER
     time.has_ended = True
     assert last.end() is QueryEnd.OVER
 

@@ -532,6 +532,43 @@ def test_a_job_that_was_over_is_over_when_it_is_started_again(tmp_path: Path) ->
     assert query.keeper.has_ended and query.keeper.can_end and not query.is_wanted
 
 
+def test_a_new_log_begins_with_the_end_that_its_state_stands_at(tmp_path: Path) -> None:
+    """Of a savepoint that was taken between the end of input and the end of the job."""
+    before = ending(tmp_path / "before", timers(1, event_ms=90_000))
+    query = Query(tmp_path / "after", source=Input(is_bounded=True))
+    query.stored, query.has_ended = before.keeper.behind(BatchId(1)), True
+    query.start()
+    # Whether its input goes on, the first micro-batch has to say.
+    assert query.is_wanted and not query.keeper.can_end
+    assert query.run(timers(1)) == [(OPERATOR, 1)] and query.carried_ms == MAX_WATERMARK_MS
+    assert query.keeper.has_ended and query.keeper.can_end
+
+
+def test_input_that_goes_on_in_a_new_log_is_not_over(tmp_path: Path) -> None:
+    before = ending(tmp_path / "before")
+    query = Query(tmp_path / "after", source=Input(is_bounded=True))
+    query.stored = before.keeper.behind(BatchId(1))
+    query.start()
+    query.run(seen(70_000))
+    assert query.carried_ms == MAX_WATERMARK_MS and not query.keeper.can_end and not query.keeper.has_ended
+    query.has_ended = True
+    query.run()
+    assert query.keeper.can_end
+
+
+def test_input_that_goes_on_behind_a_job_s_end_is_waited_for(tmp_path: Path) -> None:
+    before = ending(tmp_path / "before")
+    before.offer(1)
+    before.run()
+    assert before.keeper.has_ended
+    query = Query(tmp_path / "after", source=Input(is_bounded=True))
+    query.stored = before.keeper.behind(BatchId(2))
+    query.start()
+    assert query.is_wanted and not query.keeper.can_end
+    query.run(seen(70_000))
+    assert not query.keeper.can_end and not query.keeper.has_ended
+
+
 def test_input_that_is_empty_ends_too(tmp_path: Path) -> None:
     """Without a micro-batch nobody would know, so one is asked for."""
     query = Query(tmp_path, plan(), Input(is_bounded=True))
