@@ -6,6 +6,7 @@ signatures, and unpacked with dpkg. Works for an ordinary user, too.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ def unpack(choose: Callable[[Apt], Sequence[str]], into: Path) -> Path:
     Returns
     -------
     Path
-        `into`, absolute.
+        `into`, absolute. Who comes while another process unpacks there waits for that one.
 
     Raises
     ------
@@ -54,6 +55,15 @@ def unpack(choose: Callable[[Apt], Sequence[str]], into: Path) -> Path:
                 why="a program would be taken out of Debian packages",
                 what_to_do="run these tests on Debian or Ubuntu",
             )
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with (into.parent / f"{into.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (into / _STAMP).exists():
+            _unpack(choose, into)
+    return into
+
+
+def _unpack(choose: Callable[[Apt], Sequence[str]], into: Path) -> None:
     shutil.rmtree(into, ignore_errors=True)
     debs = into / "debs"
     debs.mkdir(parents=True)
@@ -69,7 +79,6 @@ def unpack(choose: Callable[[Apt], Sequence[str]], into: Path) -> Path:
     shutil.rmtree(debs)
     shutil.rmtree(into / "apt", ignore_errors=True)
     (into / _STAMP).touch()
-    return into
 
 
 def library_path(root: Path) -> str:
