@@ -7,14 +7,18 @@ keys of maps may become wider numbers. Keys of the operator, windows and times n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flinkish_spark.operators.table_codec import NAME, TOUCHED, TOUCHES, TableLayout
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
+#: What a value is called that has no fields, or only one.
+_UNNAMED = "value"
 
 
 class StateMismatch(ValueError):
@@ -32,25 +36,52 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
-    by_name = {_reader_name(field): field.name for field in stored.schema if _is_value(field.name)}
+    values = _as_spread(stored, layout.schema)
     arrays = []
     for field in layout.schema:
         if not _is_value(field.name):
             arrays.append(_own(layout, field, stored))
             continue
         name = _reader_name(field)
-        if name in by_name:
-            arrays.append(_cast(layout, name, stored.column(by_name[name]), field.type))
+        if name in values:
+            arrays.append(_cast(layout, name, values[name], field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
-    declared = {_reader_name(field) for field in layout.schema if _is_value(field.name)}
     # What is ours (when an entry is due) is there in any case, and says nothing of what the program declares.
-    if not {name for name in by_name.keys() & declared if not name.startswith(_OURS)}:
+    if not set(_names_of_program(values)) & set(_names_of_program(_values_in(layout.schema))):
         raise StateMismatch(
             f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
             f"{types_text(layout.schema)}, which have no field in common"
         )
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+
+
+def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Array]:
+    """Return stored values by the names of a declaration.
+
+    A value with several fields has a column for each, one with a single field is a struct in a column
+    without a name. Where a field came or went, one becomes the other.
+    """
+    found = {_reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
+    wanted = _values_in(declared)
+    theirs, ours = _names_of_program(found), _names_of_program(wanted)
+    if (theirs == [_UNNAMED]) is (ours == [_UNNAMED]):
+        return found
+    if theirs == [_UNNAMED] and pa.types.is_struct(found[_UNNAMED].type):
+        whole = found.pop(_UNNAMED)
+        found |= {field.name: pc.struct_field(whole, [at]) for at, field in enumerate(whole.type)}
+    elif ours == [_UNNAMED] and pa.types.is_struct(wanted[_UNNAMED].type):
+        fields = [found.pop(name) for name in theirs]
+        found[_UNNAMED] = pa.StructArray.from_arrays(fields, names=theirs)
+    return found
+
+
+def _values_in(schema: pa.Schema) -> dict[str, pa.Field]:
+    return {_reader_name(field): field for field in schema if _is_value(field.name)}
+
+
+def _names_of_program(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(_OURS)]
 
 
 def is_wider(stored: pa.DataType, declared: pa.DataType) -> bool:
@@ -166,4 +197,4 @@ def _is_value(name: str) -> bool:
 
 
 def _reader_name(field: pa.Field) -> str:
-    return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
+    return str((field.metadata or {}).get(NAME.encode(), _UNNAMED.encode()).decode())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from flinkish_spark.runtime.kept_values import Changed, Check, check_of
 from flinkish_spark.runtime.struct_values import Nested, nested_of
 
 
@@ -77,13 +77,11 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     ValueMismatch
         A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
     """
-    if pa.types.is_integer(kind) and float in set(map(type, column)):
-        wrong: Any = next(v for v in column if isinstance(v, float))
-        raise ValueMismatch(wrong, kind, "it is a float")
-    if pa.types.is_temporal(kind):
-        _check_times(column, kind)
     if pa.types.is_nested(kind):
         column = _plain(column, kind)
+    check = check_of(kind)
+    if check is not None and (changed := check(column)) is not None:
+        raise _changed(column, kind, check, changed)
     try:
         return pa.array(column, type=kind)
     except _REFUSALS as error:
@@ -91,17 +89,11 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         raise ValueMismatch(wrong, kind, str(error)) from error
 
 
-def _check_times(column: Sequence[Any], kind: pa.DataType) -> None:
-    """Refuse what Arrow would take for another time than Spark does, or than was meant."""
-    if any(issubclass(one, numbers.Number) for one in set(map(type, column))):
-        # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
-        wrong: Any = next(value for value in column if isinstance(value, numbers.Number))
-        raise ValueMismatch(wrong, kind, "it is a number, and no time")
-    if pa.types.is_timestamp(kind) and kind.tz is None:
-        for value in column:
-            if getattr(value, "tzinfo", None) is not None:
-                reason = "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
-                raise ValueMismatch(value, kind, reason)
+def _changed(column: Sequence[Any], kind: pa.DataType, check: Check, changed: Changed) -> ValueMismatch:
+    if not pa.types.is_nested(kind):
+        return ValueMismatch(changed.value, kind, changed.reason)
+    whole = next(value for value in column if value is not None and check([value]) is not None)
+    return ValueMismatch(whole, kind, f"{changed.value!r} in it: {changed.reason}")
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -37,6 +38,13 @@ def positive_count(name: str, value: int) -> int:
     """Return a count; raise ConfigError unless it is a positive whole number."""
     with refused_as_config_errors(f"set {name} to 1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
+    return value
+
+
+def number(name: str, value: float) -> float:
+    """Return a number; raise ConfigError if it is none, or not a number that can be compared."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise unusable(name, value, wanted="a number", what_to_do=f"set {name} to a number, as 0.5")
     return value
 
 

@@ -55,7 +55,9 @@ class _Continuous(Trigger):
 
     def _begin(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_ms).get() is None:
-            self._plan(time_ms - time_ms % self._interval_ms, window, ctx)
+            first_ms = time_ms - time_ms % self._interval_ms + self._interval_ms
+            # Not behind the end, where the window is cleared: an element may come in its last millisecond.
+            self._set(min(first_ms, window.max_timestamp_ms), ctx)
 
     def _at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         next_ms = ctx.get_partitioned_state(self._next_ms)
@@ -66,13 +68,16 @@ class _Continuous(Trigger):
         return TriggerResult.FIRE
 
     def _plan(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Plan the firing after a time: also at the window's end, unless that is past."""
+        """Plan the firing after one: also at the window's end, unless that is past."""
         end_ms = window.max_timestamp_ms
         limit_ms = end_ms if time_ms < end_ms else MAX_WATERMARK_MS
         planned_ms = min(time_ms + self._interval_ms, limit_ms)
         if planned_ms > time_ms:
-            ctx.get_partitioned_state(self._next_ms).add(planned_ms)
-            self._register(planned_ms, ctx)
+            self._set(planned_ms, ctx)
+
+    def _set(self, planned_ms: int, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(self._next_ms).add(planned_ms)
+        self._register(planned_ms, ctx)
 
     @abstractmethod
     def _register(self, time_ms: int, ctx: TriggerContext) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from flinkish_spark.arguments import instance_of
-from flinkish_spark.windows.checks import function_of_two, positive_count, positive_ms
+from flinkish_spark.windows.checks import function_of_two, number, positive_count, positive_ms
 from flinkish_spark.windows.time_window import TimeWindow
 
 
@@ -118,17 +118,22 @@ class DeltaEvictor(_OneSided):
     Parameters
     ----------
     threshold
-        An element stays if its difference is below this.
+        An element goes if its difference is this or more.
     delta
         From an element and the last one to their difference.
+
+    Raises
+    ------
+    ConfigError
+        The threshold is no number.
     """
 
     def __init__(
         self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
     ) -> None:
         super().__init__(when)
-        self._threshold, self._delta = threshold, function_of_two("delta", delta)
+        self._delta, self._threshold = function_of_two("delta", delta), number("threshold", threshold)
 
     def _kept(self, elements: Elements) -> Elements:
         last = elements[-1].value
-        return [one for one in elements if self._delta(one.value, last) < self._threshold]
+        return [one for one in elements if not self._delta(one.value, last) >= self._threshold]

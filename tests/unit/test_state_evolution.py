@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
 
 import pyarrow as pa
@@ -65,12 +66,38 @@ def seen(before, value, after):
 V = ValueStateDescriptor
 
 
+@dataclass
+class One:
+    a: int
+
+
+@dataclass
+class Two:
+    a: int
+    b: int | None
+
+
 @pytest.mark.parametrize(
     "before,value,after,found",
     [
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "a LONG, b STRING, c DOUBLE"), (1, "x", None)),
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "b STRING, z LONG"), ("x", None)),
         (V("s", "a LONG, b LONG"), (1, 2), V("s", "b LONG, a LONG"), (2, 1)),
+        # A single field is stored as a struct, several as columns.
+        (V("s", "a INT"), (1,), V("s", "a LONG, b STRING"), (1, None)),
+        (V("s", "a INT, b STRING"), (1, "x"), V("s", "a LONG"), (1,)),
+        (V("s", "a INT, b STRING"), (1, "x"), V("s", "b STRING"), ("x",)),
+        (
+            V("s", "a STRUCT<x: INT>"),
+            ((1,),),
+            V("s", "b LONG, a STRUCT<x: LONG, y: INT>"),
+            (None, {"x": 1, "y": None}),
+        ),
+        (V("s", "value INT"), (1,), V("s", "value INT, b INT"), (1, None)),
+        (V("s", "value INT, b INT"), (1, 2), V("s", "value INT"), (1,)),
+        (V("s", One), One(1), V("s", Two), Two(1, None)),
+        (V("s", Two), Two(1, 2), V("s", One), One(1)),
+        (V("s", "a INT", ttl=StateTtl(5)), (1,), V("s", "a INT, b INT", ttl=StateTtl(5)), (1, None)),
         (V("s", "INT"), 7, V("s", "LONG"), 7),
         (V("s", "FLOAT"), 0.5, V("s", "DOUBLE"), 0.5),
         (V("s", "a INT, b STRING"), (1, "x"), V("s", "a LONG, b STRING"), (1, "x")),
@@ -105,6 +132,10 @@ def test_fields_come_and_go_and_grow(before, value, after, found) -> None:
         (V("s", "LONG"), 7, V("s", "INT"), "'value' is stored as int64 but declared as int32"),
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "a STRING, b STRING"), "'a' is stored as int64"),
         (V("s", "a LONG, b STRING"), (1, "x"), V("s", "c LONG, d STRING"), "no field in common"),
+        (V("s", "a LONG"), (1,), V("s", "b LONG, c LONG"), "no field in common"),
+        (V("s", "a LONG, b LONG"), (1, 2), V("s", "c LONG"), "c: int64|no field in common"),
+        (V("s", "a LONG, b LONG"), (1, 2), V("s", "a INT"), "'value.a' is stored as int64"),
+        (V("s", "LONG"), 7, V("s", "a LONG, b LONG"), "no field in common"),
         (V("s", "LONG"), 7, V("s", "LONG", ttl=StateTtl(5)), "without a time to live"),
         (V("s", "LONG"), 7, V("t", "LONG"), "'s' is no longer declared .*drop_state"),
         (V("s", "LONG"), 7, V("s", "DOUBLE"), "stored as int64 but declared as double"),

@@ -16,6 +16,7 @@ from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
     CountTrigger,
     DeltaEvictor,
     EventTimeSessionWindows,
@@ -328,6 +329,19 @@ def test_global_windows_fire_once_at_the_end_of_a_bounded_input() -> None:
         one.push((1, 5), (2, 7))
         assert one.watermark(MAX_WATERMARK_MS).rows == [("a", 3)]
         assert one.timer_count() == 0
+
+
+@pytest.mark.parametrize(("first_ms", "interval_ms"), [(9, 3), (9, 4), (9, 9), (5, 5), (0, 100)])
+def test_a_continuous_trigger_fires_at_the_end_whenever_the_first_element_comes(
+    first_ms, interval_ms
+) -> None:
+    """Also for one in the window's last millisecond, where a firing behind that never came."""
+    trigger = ContinuousProcessingTimeTrigger(interval_ms)
+    one = Restoring(WindowSpec(TumblingProcessingTimeWindows(10), trigger), TOTAL)
+    one.processing_time(first_ms)
+    one.push((1, 0))
+    assert one.processing_time(100).rows[-1] == ("a", 1)
+    assert (left(one), one.timer_count()) == ({}, 0)
 
 
 def test_a_continuous_trigger_leaves_no_timers_of_merged_windows_behind() -> None:

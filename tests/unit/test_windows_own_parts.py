@@ -172,6 +172,8 @@ MINUTES = TumblingEventTimeWindows(60_000)
         (lambda windows: DynamicEventTimeSessionWindows(5), "gap_ms_of is 5 .* a function of an element"),
         (lambda windows: DynamicEventTimeSessionWindows(lambda a, b: 5), "gap_ms_of is"),
         (lambda windows: DeltaEvictor(lambda a, b: 1, 5), "delta is 5"),
+        (lambda windows: DeltaEvictor("x", max), "threshold is 'x'"),
+        (lambda windows: DeltaEvictor(float("nan"), max), "threshold is nan"),
     ],
 )
 def test_functions_that_cannot_be_called_are_refused_when_they_are_said(say, what) -> None:

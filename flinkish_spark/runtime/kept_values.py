@@ -1,0 +1,148 @@
+"""What Arrow would store as another value than it was given, without a word, at any depth of a type.
+
+It cuts 1.5 down to 1 within a list, takes a text for a list of its characters, a number for microseconds, and
+what no float of four bytes can hold for infinity.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import numbers
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+#: The greatest number of FLOAT; what is rounded down to it stays.
+_GREATEST_FLOAT = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A value that would be another one, and why."""
+
+    value: Any
+    reason: str
+
+
+Check = Callable[[Sequence[Any]], Changed | None]
+
+
+@functools.lru_cache(maxsize=256)
+def check_of(kind: pa.DataType) -> Check | None:
+    """Return what finds the first value of a column that a type would change; None if it changes none.
+
+    Structs are tuples by then. None stands for nothing everywhere.
+
+    Examples
+    --------
+    >>> check_of(pa.list_(pa.int64()))([[1, 2], None, [1.5]])
+    Changed(value=1.5, reason='it is a float')
+    >>> check_of(pa.string()) is None
+    True
+    """
+    kinds = pa.types
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return functools.partial(_in_lists, check_of(kind.value_type))
+    if kinds.is_map(kind):
+        found = check_of(kind.key_type), check_of(kind.item_type)
+        return None if found == (None, None) else functools.partial(_in_maps, *found)
+    if kinds.is_struct(kind):
+        own = tuple((at, check) for at, one in enumerate(kind) if (check := check_of(one.type)) is not None)
+        return functools.partial(_in_structs, kind.num_fields, own) if own else None
+    return _check_of_plain(kind)
+
+
+def _check_of_plain(kind: pa.DataType) -> Check | None:
+    kinds = pa.types
+    if kinds.is_integer(kind):
+        return _float_for_integer
+    if kinds.is_float32(kind):
+        return _beyond_float
+    if kinds.is_date(kind):
+        return _no_date
+    if kinds.is_timestamp(kind) and kind.tz is None:
+        return _no_local_time
+    return _no_time if kinds.is_temporal(kind) else None
+
+
+def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
+    if (text := _first(values, (str, bytes, bytearray))) is not None:
+        return Changed(text, "it is one text, and no list")
+    # Whatever else Arrow takes or refuses can be looked at once only.
+    return None if check is None else check(list(chain.from_iterable(_sized(values))))
+
+
+def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
+    found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
+    for at, check in enumerate((keys, items)):
+        if check is not None and (changed := check([pair[at] for pair in found])) is not None:
+            return changed
+    return None
+
+
+def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]) -> Changed | None:
+    # Rows of another width are refused with a reason of their own.
+    rows = [row for row in values if isinstance(row, tuple) and len(row) == width]
+    for at, check in checks:
+        if (changed := check([row[at] for row in rows])) is not None:
+            return changed
+    return None
+
+
+def _float_for_integer(values: Sequence[Any]) -> Changed | None:
+    wrong = _first(values, (float, np.floating))
+    return None if wrong is None else Changed(wrong, "it is a float")
+
+
+def _beyond_float(values: Sequence[Any]) -> Changed | None:
+    for value in values:
+        if isinstance(value, int | float) and _GREATEST_FLOAT < abs(value) < float("inf"):
+            return Changed(value, "it is greater than every FLOAT: declare DOUBLE")
+    return None
+
+
+def _no_time(values: Sequence[Any]) -> Changed | None:
+    # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+    wrong = _first(values, (numbers.Number,))
+    return None if wrong is None else Changed(wrong, "it is a number, and no time")
+
+
+def _no_date(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    if _first(values, (datetime.datetime,)) is None:
+        return None
+    for value in values:
+        # Midnight says no more than a date; pandas' NaT equals nothing, itself included.
+        if isinstance(value, datetime.datetime) and value == value and value.time() != datetime.time():
+            return Changed(value, "it has a time of day: take its date(), or declare TIMESTAMP")
+    return None
+
+
+def _no_local_time(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    for value in values:
+        if getattr(value, "tzinfo", None) is not None:
+            return Changed(
+                value, "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
+            )
+    return None
+
+
+def _first(values: Sequence[Any], classes: tuple[type, ...]) -> Any:
+    """Return the first value of some classes; None without any."""
+    # Mostly there is one class in a column: its classes are looked at before its values.
+    if not any(issubclass(one, classes) for one in set(map(type, values))):
+        return None
+    return next(value for value in values if isinstance(value, classes))
+
+
+def _sized(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, Sized)]
