@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import gzip
 import os
 
@@ -23,8 +24,10 @@ from flinkish_spark.sources import (
     RateLimit,
     TextLines,
 )
+from flinkish_spark.sources.file_list import _paths
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
+from flinkish_spark.sources.splits import SourceUnavailable
 from flinkish_spark.store import LocalStore
 from tests.unit.test_split_source import Counters, rows_of, step
 
@@ -242,6 +245,62 @@ def test_what_cannot_be_is_refused(make, tmp_path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
         reader_of(texts(tmp_path / "nothing"), tmp_path)
+
+
+@pytest.mark.parametrize("discovery", list(Discovery))
+def test_a_folder_that_is_moved_away_behind_the_start_is_no_empty_one(folder, tmp_path, discovery) -> None:
+    put(folder, "a", "1\n")
+    reader = reader_of(texts(folder, discovery=discovery), tmp_path)
+    start = reader.initialOffset()
+    folder.rename(tmp_path / "away")
+    with pytest.raises(SourceUnavailable, match=r"of source 'in' failed.*FileNotFoundError"):
+        reader.latestOffset(start, None)
+    # Nothing was decided: the next start of the query finds what is there.
+    (tmp_path / "away").rename(folder)
+    again = reader_of(texts(folder, discovery=discovery), tmp_path)
+    assert first_column(step(again, start)[1]) == ["1"]
+
+
+def test_a_folder_within_that_cannot_be_listed_is_not_left_out(folder, tmp_path, monkeypatch) -> None:
+    put(folder, "a", "1\n", at=1)
+    put(folder, "deep/b", "2\n", at=2)
+    listing = os.scandir
+
+    def broken(path):
+        if os.fspath(path).endswith("deep"):
+            raise OSError(errno.EIO, "Input/output error", os.fspath(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    reader = reader_of(texts(folder), tmp_path)
+    with pytest.raises(SourceUnavailable, match=r"Input/output error.*deep"):
+        reader.latestOffset(reader.initialOffset(), None)
+    monkeypatch.undo()
+    assert first_column(step(reader_of(texts(folder), tmp_path), reader.initialOffset())[1]) == ["1", "2"]
+
+
+def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_path, monkeypatch) -> None:
+    put(folder, "a", "1\n")
+    gone = put(folder, "deep/b", "2\n")
+    listing = os.scandir
+
+    def late(path):
+        if os.fspath(path).endswith("deep"):
+            gone.unlink()
+            gone.parent.rmdir()
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert list(_paths(folder, "*")) == [folder / "a"]
+
+
+def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:
+    put(tmp_path / "other", "b", "2\n")
+    (folder / "to-folder").symlink_to(tmp_path / "other")
+    (folder / "to-file").symlink_to(tmp_path / "other" / "b")
+    (folder / "to-nothing").symlink_to(tmp_path / "nothing")
+    reader = reader_of(texts(folder), tmp_path)
+    assert first_column(step(reader, reader.initialOffset())[1]) == ["2"]
 
 
 def test_times_are_read_from_every_format(tmp_path) -> None:
