@@ -188,9 +188,6 @@ def test_records_of_every_format(folder, tmp_path, kind) -> None:
         (JsonLines(), '{"n": "x"}'),
         (JsonLines(), '{"n": 1'),
         (CsvFiles(), "n,name\nx,y\n"),
-        # Arrow would take the process with it.
-        (JsonLines(), 'null\n{"n": 1}'),
-        (JsonLines(), '{"n": 1}\n null \r\n'),
         (CsvFiles(), "m,name\n1,y\n"),
         (ParquetFiles(), None),
         (ParquetFiles(), "no Parquet"),
