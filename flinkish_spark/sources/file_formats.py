@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
+#: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
+_CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
 
 class InputFormat(ABC):
@@ -123,20 +125,42 @@ class CsvFiles(InputFormat):
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records."""
         import pyarrow as pa
+
+        given, block_bytes = 0, _CSV_BLOCK_BYTES
+        while True:
+            try:
+                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                    yield batch
+                    given += batch.num_rows
+                return
+            except pa.ArrowInvalid as error:
+                # How long the longest row is shows only there.
+                if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
+                    raise
+                block_bytes *= 16
+
+    def _batches(self, path: str, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
         from pyarrow import csv
 
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: field.type for field in schema}
         with pa.input_stream(path, compression="detect") as file:
-            if not file.read(1):
-                return
+            begin = file.read(_CSV_BLOCK_BYTES)
+        if not begin:
+            return
+        # In a line without an end Arrow finds no names.
+        is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
             yield from csv.open_csv(
-                file,
-                read_options=csv.ReadOptions(column_names=columns),
+                pa.BufferReader(begin + b"\n") if is_bare else file,
+                read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                convert_options=csv.ConvertOptions(column_types=types, include_columns=names),
+                # By itself Arrow makes nulls of "NaN", "n/a" and such.
+                convert_options=csv.ConvertOptions(
+                    column_types=types, include_columns=names, null_values=[""]
+                ),
             )
 
     def check(self, schema: pa.Schema) -> None:
@@ -146,6 +170,15 @@ class CsvFiles(InputFormat):
         for field in schema:
             if pa.types.is_nested(field.type):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass over some rows."""
+    for batch in batches:
+        left = batch.slice(given)
+        given -= batch.num_rows - left.num_rows
+        if left.num_rows:
+            yield left
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import gzip
+import math
 import os
 
 import pyarrow as pa
@@ -180,6 +181,49 @@ def test_records_of_every_format(folder, tmp_path, kind) -> None:
     _, rows = step(reader, reader.initialOffset())
     assert [(n, name or None) for n, name, *_ in rows] == WANTED
     assert [row[2:] for row in rows] == [(0, 0), (0, 1), (0, 2)]
+
+
+def csv_rows(folder, tmp_path, data, schema, form=None):
+    put(folder, "x.csv", data)
+    reader = reader_of(FileSource(str(folder), form or CsvFiles(), schema), tmp_path)
+    return [row[:-2] for row in step(reader, reader.initialOffset())[1]]
+
+
+def test_only_an_empty_value_of_csv_is_null(folder, tmp_path) -> None:
+    data = 'a,b,c\n1,2.5,NA\n,,\n3,NaN,null\n4,-inf,""\n'
+    one, two, three, four = csv_rows(folder, tmp_path, data, "a LONG, b DOUBLE, c STRING")
+    assert (one, two, four) == ((1, 2.5, "NA"), (None, None, ""), (4, float("-inf"), ""))
+    assert three[0] == 3 and math.isnan(three[1]) and three[2] == "null"
+    ((small,),) = csv_rows(folder, tmp_path / "2", "b\nnan\n", "b FLOAT")
+    assert math.isnan(small)
+
+
+@pytest.mark.parametrize("value", ["NA", "n/a", "null", "NaN", "#N/A", "-1.#IND"])
+def test_words_for_nothing_are_no_numbers_of_csv(folder, tmp_path, value) -> None:
+    with pytest.raises(RuntimeError, match=f"the file .* cannot be read.*{value}"):
+        csv_rows(folder, tmp_path, f"a,b\n{value},1\n", "a LONG, b DOUBLE")
+
+
+@pytest.mark.parametrize("data", ["n,name", "n,name\n", "n,name\r\n", '"n","name"', b"\xef\xbb\xbfn,name"])
+def test_names_of_columns_alone_are_a_file_without_records(folder, tmp_path, data) -> None:
+    assert csv_rows(folder, tmp_path, data, SCHEMA) == []
+    with pytest.raises(RuntimeError, match=r"cannot be read.*other"):
+        csv_rows(folder, tmp_path / "2", data, "other LONG")
+
+
+def test_a_row_of_csv_without_an_end_is_one(folder, tmp_path) -> None:
+    assert csv_rows(folder, tmp_path, "1,a", SCHEMA, CsvFiles(CsvHeader.NONE)) == [(1, "a")]
+
+
+@pytest.mark.parametrize("size", [3_000_000, 20_000_000])
+def test_a_long_row_of_csv_is_read_once_and_in_its_place(folder, tmp_path, size) -> None:
+    short = "".join(f"{n},a\n" for n in range(300_000))
+    data = f"n,name\n{short}-1,{'x' * size}\n{short}"
+    (folder / "x.csv").write_text(data)
+    schema = pa.schema([("n", pa.int64()), ("name", pa.string())])
+    table = pa.Table.from_batches(CsvFiles().batches(str(folder / "x.csv"), schema))
+    assert table["n"].to_pylist() == [*range(300_000), -1, *range(300_000)]
+    assert len(table["name"][300_000].as_py()) == size
 
 
 @pytest.mark.parametrize(
