@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from flinkish_spark.protocol.limits import checked_factor, checked_whole
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MOST_LONG = (1 << 63) - 1
+#: 10,000 years: further than any time lies from another.
+_MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
 _UTC = datetime.UTC
 
@@ -49,7 +51,11 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Field(ABC):
-    """One field of a generated record."""
+    """One field of a generated record.
+
+    Its `repr` says what it makes, the same in every process: by that a job knows at its next start that the
+    records are still the same. A frozen dataclass has one.
+    """
 
     @property
     @abstractmethod
@@ -173,16 +179,24 @@ class RandomText(Field):
 
 @dataclass(frozen=True, init=False)
 class RandomChoice(Field):
-    """One of some values of one type: texts, whole numbers, numbers or truth values."""
+    """One of some values of one type, in an order: texts, whole numbers, numbers or truth values."""
 
     choices: tuple[Any, ...]
 
     def __init__(self, choices: Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
-        given = () if isinstance(choices, str) else tuple(choices)
+        what_to_do = 'give a list of values of one type: ["red", "green"], or [1, 2]'
+        # The order of a set is another one in the next process.
+        if isinstance(choices, str | bytes | Mapping | Set) or not isinstance(choices, Iterable):
+            raise unusable("choices", choices, wanted="a list", what_to_do=what_to_do)
+        given = tuple(choices)
         if not given or len({type(one) for one in given}) != 1 or type(given[0]) not in _CHOICES:
+            raise ConfigError(f"choices is {choices!r}", what_to_do=what_to_do)
+        try:
+            pa.array(given)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
             raise ConfigError(
-                f"choices is {choices!r}", what_to_do='give values of one type: ["red", "green"], or [1, 2]'
-            )
+                f"choices is {choices!r}", why=f"a value cannot be held: {error}", what_to_do=what_to_do
+            ) from None
         object.__setattr__(self, "choices", given)
 
     @property
@@ -224,8 +238,8 @@ class Times(Field):
                 what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
             )
         with refused_as_config_errors("give whole milliseconds"):
-            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_LONG)
-            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_LONG)
+            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
+            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
     @property
     def type(self) -> T.DataType:

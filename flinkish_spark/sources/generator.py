@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 10_000
 #: What a micro-batch takes from each split if nothing limits it: generating never waits for anything.
 _AT_ONCE = 100_000
+#: What Python says of an object, or of a function in one, of which it knows nothing else.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 class DataGeneratorSource(SplitSource):
@@ -70,6 +73,7 @@ class DataGeneratorSource(SplitSource):
             instance_of("a name of fields", name, str, what_to_do='give fields by name: {"id": Counting()}')
             what_to_do = "give for example RandomLong(1, 100)"
             instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
+            _check_identity(name, field)
         with refused_as_config_errors("see the documentation of DataGeneratorSource"):
             checked_limit("records", records, least=0)
             checked_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
@@ -117,3 +121,15 @@ class DataGeneratorSource(SplitSource):
         """Return what the records depend on; how many there are, and how fast they come, may change."""
         fields = [[name, repr(field)] for name, field in self._fields.items()]
         return {"fields": fields, "seed": self._seed, "splits": self._parts}
+
+
+def _check_identity(name: str, field: Field) -> None:
+    """Refuse a field of the user's that cannot be told from others at the next start."""
+    if type(field).__module__ == Field.__module__ or not _ADDRESS.search(repr(field)):
+        return
+    raise ConfigError(
+        f"fields[{name!r}] is {field!r}",
+        why="its repr has an address in this process, so the next start would take the records for others",
+        what_to_do=f"define __repr__ in {type(field).__name__}, with all that its values depend on; or make "
+        "it a frozen dataclass of plain values",
+    )

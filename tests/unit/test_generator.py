@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sources.generated import (
     Counting,
+    Field,
     RandomChoice,
     RandomDouble,
     RandomLong,
@@ -120,6 +123,15 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
         lambda: RandomChoice([]),
         lambda: RandomChoice([1, "a"]),
         lambda: RandomChoice("abc"),
+        lambda: RandomChoice(5),
+        lambda: RandomChoice(None),
+        lambda: RandomChoice({"a", "b"}),
+        lambda: RandomChoice({"a": 1, "b": 2}),
+        lambda: RandomChoice({"a": 1}.keys()),
+        lambda: RandomChoice([1 << 70]),
+        lambda: RandomChoice(["\ud800"]),
+        lambda: Times(START, jitter_ms=1 << 62),
+        lambda: Times(START, step_ms=1 << 62),
         lambda: Counting(cycle=0),
         lambda: Times(datetime.datetime(2026, 1, 1)),
         lambda: Times(START, step_ms=-1),
@@ -128,6 +140,37 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
 def test_what_cannot_be_is_refused(make) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+class Bare(Field):
+    """A field as somebody may write it first."""
+
+    type = T.LongType()
+
+    def values(self, numbers, seed, stream):
+        return pa.array(numbers)
+
+
+class Named(Bare):
+    def __repr__(self) -> str:
+        return "Named()"
+
+
+@dataclass(frozen=True)
+class Halved(Bare):
+    by: object = 2
+
+
+def test_a_field_of_one_s_own_says_what_it_is_the_same_at_every_start() -> None:
+    """An address would be another one then, and the input taken for another one."""
+    for field in (Bare(), Halved(by=lambda n: n), Halved(by=Bare())):
+        with pytest.raises(ConfigError, match=r"fields\['id'\] is .*To do: define __repr__ in"):
+            DataGeneratorSource({"id": field})
+    for field, text in ((Named(), "Named()"), (Halved(), "Halved(by=2)")):
+        source = DataGeneratorSource({"id": field}, records=3)
+        assert source.fingerprint()["fields"] == [["id", text]]
+        assert [row["id"] for row in rows(source)] == [0, 1, 2]
+    DataGeneratorSource({"id": RandomChoice(["<x at 0x7f>"])})
 
 
 def test_names_of_fields_are_looked_at() -> None:
