@@ -24,6 +24,7 @@ _MOST_LONG = (1 << 63) - 1
 #: 10,000 years: further than any time lies from another.
 _MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
+_LETTERS_AT_ONCE = 1 << 17
 _UTC = datetime.UTC
 
 
@@ -48,6 +49,13 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     z = (z ^ (z >> np.uint64(27))) * _MIX[2]
     mixed: np.ndarray[Any, Any] = z ^ (z >> np.uint64(31))
     return mixed
+
+
+def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[Any, Any]) -> None:
+    """Raise ValueError if `start + step * place` is no LONG: NumPy would begin again at the other end."""
+    for place in (int(places.min()), int(places.max())) if len(places) else ():
+        if abs(start + step * place) > _MOST_LONG or step * place > _MOST_LONG:
+            raise ValueError(f"{field!r} goes beyond what a record can hold, at record {place}")
 
 
 class Field(ABC):
@@ -96,8 +104,15 @@ class Counting(Field):
         return T.LongType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the numbers."""
+        """Return the numbers.
+
+        Raises
+        ------
+        ValueError
+            One of them is no LONG.
+        """
         places = numbers if self.cycle is None else numbers % self.cycle
+        _refuse_beyond_long(self, self.start, self.step, places)
         return pa.array(self.start + self.step * places, pa.int64())
 
 
@@ -169,11 +184,14 @@ class RandomText(Field):
         """Return the texts."""
         row = random_bits(seed, stream, numbers)
         places = np.arange(self.length, dtype=np.uint64) * _MIX[2]
-        letters = _LETTERS[
-            (_mixed(row[:, None] + places[None, :]) % np.uint64(len(_LETTERS))).astype(np.int64)
-        ]
-        ends = np.arange(len(numbers) + 1, dtype=np.int32) * self.length
-        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(letters.tobytes())]
+        letters = np.empty((len(numbers), self.length), dtype=np.uint8)
+        # A letter takes eight bytes, several times, while it is made.
+        step = max(1, _LETTERS_AT_ONCE // self.length)
+        for at in range(0, len(numbers), step):
+            bits = _mixed(row[at : at + step, None] + places[None, :])
+            letters[at : at + step] = _LETTERS[(bits % np.uint64(len(_LETTERS))).astype(np.int64)]
+        ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(self.length)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
         return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
 
 
@@ -247,10 +265,17 @@ class Times(Field):
         return T.TimestampType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the times."""
+        """Return the times.
+
+        Raises
+        ------
+        ValueError
+            One of them is too late for a TIMESTAMP.
+        """
         first = (self.start - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(
             microseconds=1
         )
+        _refuse_beyond_long(self, first, self.step_ms * 1_000, numbers)
         times = first + numbers * (self.step_ms * 1_000)
         late = random_bits(seed, stream, numbers) % np.uint64(self.jitter_ms * 1_000 + 1)
         return pa.array(times - late.astype(np.int64), pa.timestamp("us", tz="UTC"))
