@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import ConfigError, InputLostError
-from flinkish_spark.sources.split_positions import Offset, SplitPosition, refuse_no_json
+from flinkish_spark.sources.split_positions import Offset, SplitPosition, is_number, refuse_no_json
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.splits import SplitSource
@@ -55,6 +57,40 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
     return names
 
 
+def checked_end(uid: str, split: str, found: Any) -> Offset | None:
+    """Return the end of a split that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is no number that anything comes to.
+    """
+    if is_number(found) and not math.isfinite(found):
+        raise ConfigError(
+            f"end() of source '{uid}' returned {found!r} for the split '{split}'",
+            why="no offset comes to it, so the job would never end",
+            what_to_do="return an offset; or None while the end is not known",
+        )
+    return found
+
+
+def checked_count(uid: str, split: str, found: Any) -> int | None:
+    """Return a number of records that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
+    if found is None or (is_count and 0 <= found < math.inf):
+        return None if found is None else int(found)
+    raise ConfigError(
+        f"records_between() of source '{uid}' returned {found!r} for the split '{split}'",
+        what_to_do="return how many records lie between the offsets, or None if that is not known",
+    )
+
+
 def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
     """Return an offset that a source gave.
 
@@ -72,7 +108,7 @@ def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str)
             why=why,
             what_to_do="return a number, a text, or a list or dict of such with texts as keys",
         )
-    if type(found) is int and type(start) is int and found < start:
+    if is_number(found) and is_number(start) and found < start:
         raise InputLostError(
             f"the split '{split}' of source '{uid}' ends at {found}, and was read up to {start}",
             why="records that the job has read are gone, or the input is another one",

@@ -29,7 +29,13 @@ from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
-from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
+from flinkish_spark.sources.split_checks import (
+    checked_count,
+    checked_end,
+    checked_offset,
+    checked_splits,
+    moved,
+)
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
 from flinkish_spark.sources.splits import SourceUnavailable, SplitSource, reaches
 from flinkish_spark.store import LocalStore
@@ -116,12 +122,13 @@ class SplitStreamReader(DataSourceStreamReader):
             if limit is not None and ends[name] != start:
                 end = ends[name]
                 taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
-                self._pace.took(limit if taken is None else taken)
+                count = checked_count(self._uid, name, taken)
+                self._pace.took(limit if count is None else count)
         return ends
 
     def _is_at_end(self, split: str, offset: Offset) -> bool:
         end = self._ask("end", lambda: self._source.end(split))
-        return reaches(offset, end)
+        return reaches(offset, checked_end(self._uid, split, end))
 
     def _first(self, split: str) -> Offset:
         """Return where a split begins, asking the source once in the life of the job."""

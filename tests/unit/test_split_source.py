@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
@@ -131,7 +132,48 @@ def test_a_split_that_goes_back_is_lost_input(tmp_path) -> None:
         reader.latestOffset(end, None)
 
 
-@pytest.mark.parametrize("offset", [(1, 2), {1: 2}, float("nan"), None, object(), b"x"])
+@pytest.mark.parametrize(("start", "end"), [(2.5, 2.25), (2.5, 2), (3, 2.5), (0.5, -1e9)])
+def test_a_number_that_falls_is_lost_input_whole_or_not(tmp_path, start, end) -> None:
+    source = Counters({"a": start})
+    reader = reader_of(source, tmp_path)
+    position = reader.latestOffset(reader.initialOffset(), None)
+    assert offsets(position) == {"a": start}
+    source.ends["a"] = end
+    with pytest.raises(InputLostError, match=f"ends at {end}, and was read up to {start}"):
+        reader.latestOffset(position, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_ended"), [(2, True), (2.0, True), (2.5, True), (2.75, False), (3, False)]
+)
+def test_a_split_is_at_its_end_if_its_number_is_not_below(tmp_path, end, is_ended) -> None:
+    class Ending(Counters):
+        is_bounded = True
+
+        def end(self, split):
+            return end
+
+    reader = reader_of(Ending({"a": 2.5}), tmp_path)
+    position = SplitPosition.from_json(reader.latestOffset(reader.initialOffset(), None))
+    assert position.is_ended is is_ended and position.done == ({"a"} if is_ended else set())
+
+
+@pytest.mark.parametrize("end", [float("nan"), float("inf")])
+def test_an_end_to_which_nothing_comes_is_refused(tmp_path, end) -> None:
+    class Endless(Counters):
+        is_bounded = True
+
+        def end(self, split):
+            return end
+
+    reader = reader_of(Endless({"a": 1}), tmp_path)
+    with pytest.raises(ConfigError, match=r"end\(\) of source 'in' returned (nan|inf) for the split 'a'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+@pytest.mark.parametrize(
+    "offset", [float("inf"), [float("nan")], (1, 2), {1: 2}, float("nan"), None, object(), b"x"]
+)
 def test_an_offset_that_json_cannot_hold_is_refused(tmp_path, offset) -> None:
     class Odd(Counters):
         def latest(self, split, start, limit):
@@ -140,6 +182,26 @@ def test_an_offset_that_json_cannot_hold_is_refused(tmp_path, offset) -> None:
     reader = reader_of(Odd({"a": 1}), tmp_path)
     with pytest.raises(ConfigError, match=r"returned .* for the split 'a'"):
         reader.latestOffset(reader.initialOffset(), None)
+
+
+@pytest.mark.parametrize("count", ["5", b"5", -1, True, float("nan"), float("inf"), [5]])
+def test_a_number_of_records_that_is_none_is_refused(tmp_path, count) -> None:
+    class Odd(Counters):
+        def records_between(self, split, start, end):
+            return count
+
+    reader = reader_of(Odd({"a": 9}).limited(RateLimit(records_per_batch=5)), tmp_path)
+    with pytest.raises(ConfigError, match=r"records_between\(\) of source 'in' returned .* split 'a'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+def test_a_number_of_records_may_be_one_of_numpy_or_not_known(tmp_path) -> None:
+    class Counted(Counters):
+        def records_between(self, split, start, end):
+            return np.int64(end - start) if split == "a" else None
+
+    reader = reader_of(Counted({"a": 9, "b": 9}).limited(RateLimit(records_per_batch=6)), tmp_path)
+    assert offsets(reader.latestOffset(reader.initialOffset(), None)) == {"a": 3, "b": 3}
 
 
 @pytest.mark.parametrize("splits", ["all", ["a", "a"], [1], [""]])
@@ -393,6 +455,7 @@ def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
 
 def test_offsets_without_order_are_told_only_where_scans_agree() -> None:
     one, two = SplitPosition("in", {"a": "x", "b": "y"}), SplitPosition("in", {"a": "x", "b": "z"})
+    assert lowest_offsets([SplitPosition("in", {"a": 1.5}), SplitPosition("in", {"a": 1})]) == {"a": 1}
     assert lowest_offsets([one, two]) == {"a": "x"} and lowest_offsets([]) == {}
     assert lowest([one.to_json(), two.to_json()]) == SplitPosition("in", {"a": "x"}).to_json()
 
