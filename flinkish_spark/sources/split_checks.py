@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import ConfigError, InputLostError
@@ -28,8 +28,17 @@ def check_travels(source: SplitSource, uid: str) -> None:
         ) from error
 
 
+def gone_through(found: Any) -> Any:
+    """Return what a source gave as a tuple, if it is several things; a text is not meant as such.
+
+    Going through it is work of the source, which may fail.
+    """
+    is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
+    return tuple(found) if is_many else found
+
+
 def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
-    """Return the names of splits that a source gave.
+    """Return the names of splits that a source gave, behind :func:`gone_through`.
 
     Raises
     ------
@@ -38,9 +47,8 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
     InputLostError
         A split that the job has begun to read is not among them.
     """
-    # A text is a sequence of texts, too.
-    names = () if isinstance(found, str) else tuple(found)
-    if isinstance(found, str) or not all(isinstance(name, str) and name for name in names):
+    names = found if isinstance(found, tuple) else ()
+    if not isinstance(found, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
             f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
         )

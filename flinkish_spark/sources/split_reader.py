@@ -34,6 +34,7 @@ from flinkish_spark.sources.split_checks import (
     checked_end,
     checked_offset,
     checked_splits,
+    gone_through,
     moved,
 )
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
@@ -96,7 +97,7 @@ class SplitStreamReader(DataSourceStreamReader):
         if position.is_ended:
             return start
         self._wait_a_little()
-        found = self._ask("splits", lambda: self._source.splits_from(position))
+        found = self._ask("splits", lambda: gone_through(self._source.splits_from(position)))
         names = checked_splits(self._uid, found, position)
         known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)

@@ -204,7 +204,7 @@ def test_a_number_of_records_may_be_one_of_numpy_or_not_known(tmp_path) -> None:
     assert offsets(reader.latestOffset(reader.initialOffset(), None)) == {"a": 3, "b": 3}
 
 
-@pytest.mark.parametrize("splits", ["all", ["a", "a"], [1], [""]])
+@pytest.mark.parametrize("splits", ["all", b"a", ["a", "a"], [1], [""], None, 5])
 def test_splits_that_are_no_names_are_refused(tmp_path, splits) -> None:
     class Odd(Counters):
         def splits(self):
@@ -346,6 +346,25 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
     (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
     with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed.*not today"):
         list(reader.read(piece))
+
+
+def test_names_of_splits_that_are_made_while_they_are_gone_through_are_work_of_the_source(tmp_path) -> None:
+    class Lazy(Counters):
+        def splits(self):
+            return map(self.look, self.ends)
+
+        def look(self, name):
+            if self.ends[name] is None:
+                raise ConnectionResetError("not today")
+            return name if self.ends[name] else {}["nothing"]
+
+    reader = reader_of(Lazy({"a": 1, "b": None}), tmp_path)
+    with pytest.raises(SourceUnavailable, match=r"splits\(\) of source 'in' failed.*not today"):
+        reader.latestOffset(reader.initialOffset(), None)
+    with pytest.raises(RuntimeError) as caught:
+        reader_of(Lazy({"a": 0}), tmp_path).latestOffset(reader.initialOffset(), None)
+    assert "splits() of source 'in' failed" in str(classify(caught.value))
+    assert step(reader_of(Lazy({"a": 1}), tmp_path), reader.initialOffset())[1] == [(0, 0, 0)]
 
 
 @pytest.mark.parametrize(
