@@ -27,6 +27,7 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.held_channels import read_held
+from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
 from flinkish_spark.sources.split_checks import (
@@ -207,6 +208,7 @@ class _Rows:
 
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
+        self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
         self._channel, self._place = channel, place
         self._held: list[Any] = []
 
@@ -215,7 +217,7 @@ class _Rows:
         import pyarrow as pa
 
         if isinstance(one, pa.RecordBatch):
-            return [*self._written(), *self._placed(one)]
+            return [*self._written(), *self._complete(self._placed(one))]
         if one is _NO_MORE:
             return self._written()
         self._held.append(one)
@@ -232,6 +234,14 @@ class _Rows:
         except OutputError as error:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
         return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+
+    def _complete(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Refuse nulls where the schema says that there are none; of rows their writer sees to it."""
+        for batch in batches:
+            for field in self._required:
+                if missing := first_missing(field, batch.column(field.name)):
+                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
+        return batches
 
     def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         first, self._place = self._place, self._place + batch.num_rows

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.job_dir import JobDir
@@ -309,6 +310,39 @@ def test_what_is_no_record_is_an_error_and_never_the_end(tmp_path, record, says)
         step(reader, reader.initialOffset())
     error = classify(caught.value)
     assert "read() of source 'in' failed" in str(error) and says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nullable", "column", "says"),
+    [
+        (T.LongType(), False, pa.array([1, None]), "field 'n' is None and must not be null, in row 1 of a"),
+        (
+            T.ArrayType(T.LongType(), containsNull=False),
+            True,
+            pa.array([[1], [2, None]]),
+            "field 'n.element' is None and must not be null, in row 1 of a|has nulls",
+        ),
+        # Arrow refuses it by itself.
+        (
+            T.StructType([T.StructField("x", T.LongType(), nullable=False)]),
+            True,
+            pa.array([{"x": 1}, {"x": None}]),
+            "field 'x' of type int64 has nulls",
+        ),
+    ],
+)
+def test_a_null_that_must_not_be_is_refused_in_a_batch_as_in_a_row(
+    tmp_path, kind, nullable, column, says
+) -> None:
+    class Nulls(Yields):
+        schema = T.StructType([T.StructField("n", kind, nullable)])
+
+    batch = pa.RecordBatch.from_arrays([column], ["n"])
+    reader = reader_of(Nulls(batch), tmp_path)
+    with pytest.raises(RuntimeError, match=says):
+        step(reader, reader.initialOffset())
+    reader = reader_of(Nulls(batch.slice(0, 1)), tmp_path)
+    assert len(step(reader, reader.initialOffset())[1]) == 1
 
 
 def test_records_and_batches_may_alternate_and_keep_their_places(tmp_path) -> None:
