@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -578,6 +579,25 @@ def test_a_value_that_does_not_fit_is_named(value) -> None:
         CollectionSource([1, value], "n LONG")
 
 
+@pytest.mark.parametrize(
+    ("value", "schema", "says"),
+    [
+        (5, "a STRING", "field 'a' of type string cannot hold 5"),
+        ((1, 2.5), "a LONG, b STRING", "field 'b' of type string cannot hold 2.5"),
+        (Decimal("12345.67"), "a DECIMAL(5, 2)", "12345.67"),
+        (Decimal("1.234"), "a DECIMAL(5, 2)", "1.234"),
+        ("\ud800", "a STRING", "surrogates"),
+        (Row(a=1, b=2, c=3), "a LONG, b LONG", "the field 'c', declared are a, b"),
+        ({"a": 1, "b": 2, "c": 3}, "a LONG, b LONG", "there is no field 'c'"),
+        (({"x": 1, "z": 2},), "a STRUCT<x: LONG>", "z"),
+    ],
+)
+def test_a_collection_refuses_what_its_reader_would(value, schema, says) -> None:
+    with pytest.raises(SchemaError, match=r"record 0 of the collection") as caught:
+        CollectionSource([value], schema)
+    assert says in str(caught.value)
+
+
 def test_a_collection_takes_records_with_names() -> None:
     records = [Pair("x", 1), PairOfFields("y", 2), {"n": 3}, Row(text="z", n=4), (5, "v")]
     source = CollectionSource(records, "n LONG, text STRING")
@@ -585,6 +605,13 @@ def test_a_collection_takes_records_with_names() -> None:
     assert CollectionSource([PairOfFields("x", 1)], PairOfFields).values == (("x", 1),)
     with pytest.raises(SchemaError, match=r"record 0 .* the field 'text', declared are n"):
         CollectionSource([Pair("x", 1)], "n LONG")
+
+
+def test_a_collection_of_rows_is_the_input_that_it_is_as_tuples() -> None:
+    """A job goes on with the fingerprint of its first start."""
+    forms = [(1, "x")], [Row(n=1, text="x")], [Row(text="x", n=1)], [{"n": 1, "text": "x"}], [Row(1, "x")]
+    found = [CollectionSource(form, "n LONG, text STRING").fingerprint() for form in forms]
+    assert all(one == found[0] for one in found)
 
 
 def test_a_collection_is_given_as_a_list() -> None:
