@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
+_NO_DELIMITERS = '\r\n"\0'
 #: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
@@ -110,7 +111,7 @@ class CsvFiles(InputFormat):
     header
         What the first line is.
     delimiter
-        Between values, one character.
+        Between values, one ASCII character.
     """
 
     header: CsvHeader = CsvHeader.NAMES
@@ -119,8 +120,10 @@ class CsvFiles(InputFormat):
     def __post_init__(self) -> None:
         with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
             checked_choice("header", self.header, CsvHeader)
-        if len(instance_of("delimiter", self.delimiter, str, what_to_do="give one character")) != 1:
-            raise ConfigError(f"delimiter is {self.delimiter!r}", what_to_do="give one character")
+        what_to_do = "give one ASCII character, which is no quote and no end of a line"
+        text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
+        if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:
+            raise ConfigError(f"delimiter is {text!r}", what_to_do=what_to_do)
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records."""

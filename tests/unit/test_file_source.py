@@ -275,6 +275,12 @@ def test_history_in_files_and_then_what_is_live(folder, tmp_path) -> None:
         lambda f: FileSource(f, TextLines(), "value STRING", pattern="a/b"),
         lambda f: FileSource(f, TextLines(), "value STRING", max_files_per_batch=0),
         lambda f: CsvFiles(delimiter=""),
+        lambda f: CsvFiles(delimiter=";;"),
+        lambda f: CsvFiles(delimiter="\n"),
+        lambda f: CsvFiles(delimiter="\r"),
+        lambda f: CsvFiles(delimiter='"'),
+        lambda f: CsvFiles(delimiter="§"),
+        lambda f: CsvFiles(delimiter=None),
         lambda f: CsvFiles("NAMES"),
     ],
 )
