@@ -8,9 +8,9 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import UnusableValueError
@@ -58,6 +58,21 @@ def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) ->
     if not isinstance(value, kind):
         raise unusable(name, value, wanted=f"an instance of {kind.__name__}", what_to_do=what_to_do)
     return value
+
+
+def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:
+    """Return what an argument holds by name, nothing if it was left out, else raise ConfigError.
+
+    Examples
+    --------
+    >>> values_by_name("options", None, what_to_do="leave it out")
+    {}
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise unusable(name, value, wanted="a dict with texts as keys", what_to_do=what_to_do)
+    return dict(value)
 
 
 def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:

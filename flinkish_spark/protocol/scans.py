@@ -265,7 +265,7 @@ def _lowest_splits(positions: Sequence[Position]) -> Position:
     found = []
     for name in shared:
         offsets = [one[name] for one in known]
-        if all(type(offset) is int for offset in offsets):
+        if all(type(offset) in (int, float) for offset in offsets):
             found.append([name, min(offsets)])
         elif all(offset == offsets[0] for offset in offsets):
             found.append([name, offsets[0]])

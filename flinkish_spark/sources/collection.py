@@ -92,15 +92,19 @@ class CollectionSource(SplitSource):
 
 
 def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
-    verify = T._make_type_verifier(schema)
+    from flinkish_spark.runtime.arrow_rows import RowWriter
+
+    verify, writer = T._make_type_verifier(schema), RowWriter.of(schema)
     for index, value in enumerate(values):
         try:
             record = _record(value, schema)
             verify(record)
+            # As in the tasks that read: Spark's own check lets numbers for texts through, and long decimals.
+            writer.write([record])
         except (TypeError, ValueError, KeyError) as error:
             raise SchemaError(
                 f"record {index} of the collection, {value!r}, does not fit the schema",
-                why=str(error),
+                why=str(error).replace("emitted", "it has", 1),
                 what_to_do=f"correct it, or the schema: {json.dumps(schema.simpleString())}",
                 index=index,
             ) from error
@@ -113,11 +117,11 @@ def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:
         if unknown:
             raise KeyError(f"there is no field {unknown[0]!r}")
         return tuple(value.get(name) for name in schema.names)
-    if isinstance(value, T.Row) and hasattr(value, "__fields__"):
-        return tuple(value[name] for name in schema.names)
-    if hasattr(value, "_fields") or is_dataclass(type(value)):
+    if hasattr(value, "__fields__") or hasattr(value, "_fields") or is_dataclass(type(value)):
         # By name, as what functions emit.
-        return RowForm(schema.names).tuple_of(value)
+        record = RowForm(schema.names).tuple_of(value)
+        # A Row has a repr of its own, and the fingerprint is made of those: it stays what it was.
+        return tuple(record) if isinstance(record, T.Row) else record
     if isinstance(value, list | tuple):
         return tuple(value)
     if len(schema) != 1:

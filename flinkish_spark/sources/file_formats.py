@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import io
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
-_NULL_LINE = re.compile(rb"^[ \t]*null[ \t\r]*$", re.MULTILINE)
+_NO_DELIMITERS = '\r\n"\0'
+#: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
+_CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
 
 class InputFormat(ABC):
@@ -62,25 +63,21 @@ class ParquetFiles(InputFormat):
 class JsonLines(InputFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
+    A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
     A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``; objects are STRUCTs.
     """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the objects of a file, which is read whole."""
         import pyarrow as pa
-        from pyarrow import json
+
+        from flinkish_spark.sources.json_lines import tables_of
 
         # Arrow would want a number of days; whoever reads the batch makes dates of the texts.
         fields = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in schema]
-        options = json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
         with pa.input_stream(path, compression="detect") as file:
             data = file.read()
-        if found := _NULL_LINE.search(data):
-            # In front of the first object Arrow would take the process with it.
-            line = data.count(b"\n", 0, found.start()) + 1
-            raise ValueError(f"line {line} is null, and no object")
-        if data.strip():
-            table = json.read_json(pa.BufferReader(data), parse_options=options)
+        for table in tables_of(data, pa.schema(fields)):
             yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
 
     def check(self, schema: pa.Schema) -> None:
@@ -114,7 +111,7 @@ class CsvFiles(InputFormat):
     header
         What the first line is.
     delimiter
-        Between values, one character.
+        Between values, one ASCII character.
     """
 
     header: CsvHeader = CsvHeader.NAMES
@@ -123,11 +120,29 @@ class CsvFiles(InputFormat):
     def __post_init__(self) -> None:
         with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
             checked_choice("header", self.header, CsvHeader)
-        if len(instance_of("delimiter", self.delimiter, str, what_to_do="give one character")) != 1:
-            raise ConfigError(f"delimiter is {self.delimiter!r}", what_to_do="give one character")
+        what_to_do = "give one ASCII character, which is no quote and no end of a line"
+        text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
+        if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:
+            raise ConfigError(f"delimiter is {text!r}", what_to_do=what_to_do)
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records."""
+        import pyarrow as pa
+
+        given, block_bytes = 0, _CSV_BLOCK_BYTES
+        while True:
+            try:
+                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                    yield batch
+                    given += batch.num_rows
+                return
+            except pa.ArrowInvalid as error:
+                # How long the longest row is shows only there.
+                if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
+                    raise
+                block_bytes *= 16
+
+    def _batches(self, path: str, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyarrow import csv
 
@@ -135,14 +150,20 @@ class CsvFiles(InputFormat):
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: field.type for field in schema}
         with pa.input_stream(path, compression="detect") as file:
-            if not file.read(1):
-                return
+            begin = file.read(_CSV_BLOCK_BYTES)
+        if not begin:
+            return
+        # In a line without an end Arrow finds no names.
+        is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
             yield from csv.open_csv(
-                file,
-                read_options=csv.ReadOptions(column_names=columns),
+                pa.BufferReader(begin + b"\n") if is_bare else file,
+                read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                convert_options=csv.ConvertOptions(column_types=types, include_columns=names),
+                # By itself Arrow makes nulls of "NaN", "n/a" and such.
+                convert_options=csv.ConvertOptions(
+                    column_types=types, include_columns=names, null_values=[""]
+                ),
             )
 
     def check(self, schema: pa.Schema) -> None:
@@ -152,6 +173,15 @@ class CsvFiles(InputFormat):
         for field in schema:
             if pa.types.is_nested(field.type):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass over some rows."""
+    for batch in batches:
+        left = batch.slice(given)
+        given -= batch.num_rows - left.num_rows
+        if left.num_rows:
+            yield left
 
 
 @dataclass(frozen=True)

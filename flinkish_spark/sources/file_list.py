@@ -101,7 +101,13 @@ class FileList:
         self.read()
 
     def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
-        """Return the files below `root` that are not in the list, the oldest first."""
+        """Return the files below `root` that are not in the list, the oldest first.
+
+        Raises
+        ------
+        OSError
+            A folder cannot be listed.
+        """
         found = []
         for path in _paths(root, pattern):
             name = str(path.relative_to(root))
@@ -119,6 +125,25 @@ class FileList:
 
 
 def _paths(root: Path, pattern: str) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        yield from (Path(folder, name) for name in names if name[0] not in "._" and fnmatch(name, pattern))
+    """Yield the files below a folder; links to folders are not followed.
+
+    Raises
+    ------
+    OSError
+        A folder cannot be listed. To go on without it would be to take it for an empty one.
+    """
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = [one for one in found if one.name[0] not in "._"]
+        except FileNotFoundError:
+            if folder == root:
+                raise
+            continue  # Gone before it was ours.
+        for one in entries:
+            if one.is_dir():
+                folders += [] if one.is_symlink() else [Path(one.path)]
+            elif fnmatch(one.name, pattern):
+                yield Path(one.path)

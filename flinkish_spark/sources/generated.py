@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,10 @@ from flinkish_spark.protocol.limits import checked_factor, checked_whole
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MOST_LONG = (1 << 63) - 1
+#: 10,000 years: further than any time lies from another.
+_MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
+_LETTERS_AT_ONCE = 1 << 17
 _UTC = datetime.UTC
 
 
@@ -48,8 +51,19 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return mixed
 
 
+def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[Any, Any]) -> None:
+    """Raise ValueError if `start + step * place` is no LONG: NumPy would begin again at the other end."""
+    for place in (int(places.min()), int(places.max())) if len(places) else ():
+        if abs(start + step * place) > _MOST_LONG or step * place > _MOST_LONG:
+            raise ValueError(f"{field!r} goes beyond what a record can hold, at record {place}")
+
+
 class Field(ABC):
-    """One field of a generated record."""
+    """One field of a generated record.
+
+    Its `repr` says what it makes, the same in every process: by that a job knows at its next start that the
+    records are still the same. A frozen dataclass has one.
+    """
 
     @property
     @abstractmethod
@@ -90,8 +104,15 @@ class Counting(Field):
         return T.LongType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the numbers."""
+        """Return the numbers.
+
+        Raises
+        ------
+        ValueError
+            One of them is no LONG.
+        """
         places = numbers if self.cycle is None else numbers % self.cycle
+        _refuse_beyond_long(self, self.start, self.step, places)
         return pa.array(self.start + self.step * places, pa.int64())
 
 
@@ -163,26 +184,37 @@ class RandomText(Field):
         """Return the texts."""
         row = random_bits(seed, stream, numbers)
         places = np.arange(self.length, dtype=np.uint64) * _MIX[2]
-        letters = _LETTERS[
-            (_mixed(row[:, None] + places[None, :]) % np.uint64(len(_LETTERS))).astype(np.int64)
-        ]
-        ends = np.arange(len(numbers) + 1, dtype=np.int32) * self.length
-        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(letters.tobytes())]
+        letters = np.empty((len(numbers), self.length), dtype=np.uint8)
+        # A letter takes eight bytes, several times, while it is made.
+        step = max(1, _LETTERS_AT_ONCE // self.length)
+        for at in range(0, len(numbers), step):
+            bits = _mixed(row[at : at + step, None] + places[None, :])
+            letters[at : at + step] = _LETTERS[(bits % np.uint64(len(_LETTERS))).astype(np.int64)]
+        ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(self.length)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
         return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
 
 
 @dataclass(frozen=True, init=False)
 class RandomChoice(Field):
-    """One of some values of one type: texts, whole numbers, numbers or truth values."""
+    """One of some values of one type, in an order: texts, whole numbers, numbers or truth values."""
 
     choices: tuple[Any, ...]
 
     def __init__(self, choices: Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
-        given = () if isinstance(choices, str) else tuple(choices)
+        what_to_do = 'give a list of values of one type: ["red", "green"], or [1, 2]'
+        # The order of a set is another one in the next process.
+        if isinstance(choices, str | bytes | Mapping | Set) or not isinstance(choices, Iterable):
+            raise unusable("choices", choices, wanted="a list", what_to_do=what_to_do)
+        given = tuple(choices)
         if not given or len({type(one) for one in given}) != 1 or type(given[0]) not in _CHOICES:
+            raise ConfigError(f"choices is {choices!r}", what_to_do=what_to_do)
+        try:
+            pa.array(given)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
             raise ConfigError(
-                f"choices is {choices!r}", what_to_do='give values of one type: ["red", "green"], or [1, 2]'
-            )
+                f"choices is {choices!r}", why=f"a value cannot be held: {error}", what_to_do=what_to_do
+            ) from None
         object.__setattr__(self, "choices", given)
 
     @property
@@ -224,8 +256,8 @@ class Times(Field):
                 what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
             )
         with refused_as_config_errors("give whole milliseconds"):
-            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_LONG)
-            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_LONG)
+            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
+            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
     @property
     def type(self) -> T.DataType:
@@ -233,10 +265,17 @@ class Times(Field):
         return T.TimestampType()
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
-        """Return the times."""
+        """Return the times.
+
+        Raises
+        ------
+        ValueError
+            One of them is too late for a TIMESTAMP.
+        """
         first = (self.start - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(
             microseconds=1
         )
+        _refuse_beyond_long(self, first, self.step_ms * 1_000, numbers)
         times = first + numbers * (self.step_ms * 1_000)
         late = random_bits(seed, stream, numbers) % np.uint64(self.jitter_ms * 1_000 + 1)
         return pa.array(times - late.astype(np.int64), pa.timestamp("us", tz="UTC"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.rates import RateLimit
+from flinkish_spark.sources.split_checks import checked_splits, gone_through
 from flinkish_spark.sources.split_positions import Offset, SplitPosition, logged_positions
 from flinkish_spark.sources.splits import Rows, SplitSource
 
@@ -99,7 +100,10 @@ class HybridSource(SplitSource):
         found: list[str] = []
         for index in range(len(self._parts)):
             of_part = self._position_of(index, position)
-            found += [_name(index, split) for split in self._part(index).splits_from(of_part)]
+            names = gone_through(self._part(index).splits_from(of_part))
+            # Here, since a name that is none would be one behind the number of the part.
+            names = checked_splits(of_part.uid, names, SplitPosition(of_part.uid, {}))
+            found += [_name(index, split) for split in names]
             if not self._is_part_at_end(index, position):
                 break
         return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.drop_in import FORMAT_NAME, register
 from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 from flinkish_spark.engines import Engine
@@ -21,7 +22,7 @@ from flinkish_spark.formats import Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
 from flinkish_spark.kafka.positions import TopicPattern
-from flinkish_spark.protocol.limits import UNLIMITED, Unlimited
+from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SideOutput, SourceStart
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
+
+_OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 
 @dataclass(frozen=True, init=False)
@@ -153,8 +156,9 @@ class KafkaSource(EndsAtOffsets):
         max_offsets_per_second: float | Unlimited = UNLIMITED,
     ) -> None:
         read = Wanted.of(topics, pattern, partitions)
-        if max_offsets_per_trigger < 0:
-            raise ConfigError(f"max_offsets_per_trigger is {max_offsets_per_trigger}")
+        group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
+        with refused_as_config_errors("give a number of records, or 0 for no limit"):
+            checked_whole("max_offsets_per_trigger", max_offsets_per_trigger, least=0)
         for name, content in (
             ("bootstrap_servers", bootstrap_servers),
             # In an order that the reader of single partitions has, too.
@@ -163,8 +167,8 @@ class KafkaSource(EndsAtOffsets):
             ("value", value),
             ("starting_offsets", checked_start(starting_offsets, group_id)),
             ("max_offsets_per_trigger", max_offsets_per_trigger),
-            ("options", dict(options or {})),
-            ("reader_options", dict(reader_options or {})),
+            ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
+            ("reader_options", values_by_name("reader_options", reader_options, what_to_do=_OPTIONS_TO_DO)),
             ("reader", Engine.of(reader, "reader")),
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
@@ -175,6 +179,7 @@ class KafkaSource(EndsAtOffsets):
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
+        _ = self.connection  # Raises if servers or options cannot be used.
         for name in self.reader_options:
             if name.lower() in RESERVED:
                 raise ConfigError(

@@ -30,7 +30,9 @@ def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
     >>> checked_metadata(["topic", "offset"])
     ('topic', 'offset')
     """
-    if isinstance(metadata, str) or not all(name in METADATA for name in metadata):
+    # A set is no list: columns have an order, the same in every process.
+    is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
+    if not is_list or not all(name in METADATA for name in metadata):
         raise ConfigError(
             f"metadata is {metadata!r}",
             why=f"it must be a list of names among {', '.join(METADATA)}",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
@@ -148,7 +148,10 @@ class KafkaRecordsSource(SplitSource):
     ) -> None:
         with refused_as_config_errors("give milliseconds since 1970"):
             checked_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
-        self.connection = KafkaConnection(bootstrap_servers, dict(options or {}))
+        self.connection = KafkaConnection(
+            bootstrap_servers,
+            values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
+        )
         self._wanted = Wanted.of(topics, pattern, partitions)
         self.decoding = Decoding.of(value, metadata)
         wanted = schema if self.decoding is None else self.decoding.needed

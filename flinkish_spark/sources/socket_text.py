@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.arguments import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.errors import ConfigError, InputLostError
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole
 from flinkish_spark.sources.rates import RateLimit
@@ -83,6 +83,8 @@ class SocketTextSource(SplitSource):
         for name, text in (("host", host), ("delimiter", delimiter)):
             if not instance_of(name, text, str, what_to_do="give a text"):
                 raise ConfigError(f"{name} is empty", what_to_do="give a text")
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
         with refused_as_config_errors("see the documentation of SocketTextSource"):
             checked_whole("port", port, least=1, most=65_535)
             checked_limit("max_retries", max_retries, least=0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import ConfigError, InputLostError
-from flinkish_spark.sources.split_positions import Offset, SplitPosition, refuse_no_json
+from flinkish_spark.sources.split_positions import Offset, SplitPosition, is_number, refuse_no_json
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.splits import SplitSource
@@ -26,8 +28,17 @@ def check_travels(source: SplitSource, uid: str) -> None:
         ) from error
 
 
+def gone_through(found: Any) -> Any:
+    """Return what a source gave as a tuple, if it is several things; a text is not meant as such.
+
+    Going through it is work of the source, which may fail.
+    """
+    is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
+    return tuple(found) if is_many else found
+
+
 def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
-    """Return the names of splits that a source gave.
+    """Return the names of splits that a source gave, behind :func:`gone_through`.
 
     Raises
     ------
@@ -36,9 +47,8 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
     InputLostError
         A split that the job has begun to read is not among them.
     """
-    # A text is a sequence of texts, too.
-    names = () if isinstance(found, str) else tuple(found)
-    if isinstance(found, str) or not all(isinstance(name, str) and name for name in names):
+    names = found if isinstance(found, tuple) else ()
+    if not isinstance(found, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
             f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
         )
@@ -53,6 +63,40 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
             what_to_do="let splits() name every split that it has ever named",
         )
     return names
+
+
+def checked_end(uid: str, split: str, found: Any) -> Offset | None:
+    """Return the end of a split that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is no number that anything comes to.
+    """
+    if is_number(found) and not math.isfinite(found):
+        raise ConfigError(
+            f"end() of source '{uid}' returned {found!r} for the split '{split}'",
+            why="no offset comes to it, so the job would never end",
+            what_to_do="return an offset; or None while the end is not known",
+        )
+    return found
+
+
+def checked_count(uid: str, split: str, found: Any) -> int | None:
+    """Return a number of records that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
+    if found is None or (is_count and 0 <= found < math.inf):
+        return None if found is None else int(found)
+    raise ConfigError(
+        f"records_between() of source '{uid}' returned {found!r} for the split '{split}'",
+        what_to_do="return how many records lie between the offsets, or None if that is not known",
+    )
 
 
 def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
@@ -72,7 +116,7 @@ def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str)
             why=why,
             what_to_do="return a number, a text, or a list or dict of such with texts as keys",
         )
-    if type(found) is int and type(start) is int and found < start:
+    if is_number(found) and is_number(start) and found < start:
         raise InputLostError(
             f"the split '{split}' of source '{uid}' ends at {found}, and was read up to {start}",
             why="records that the job has read are gone, or the input is another one",

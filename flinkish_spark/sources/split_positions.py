@@ -106,6 +106,17 @@ def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
     return dict(SplitPosition.from_json(found).offsets)
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, so that offsets like it have an order.
+
+    Examples
+    --------
+    >>> is_number(2), is_number(2.5), is_number(True), is_number("2")
+    (True, True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def refuse_no_json(value: Offset) -> str:
     """Return why a value cannot be an offset; empty if it can."""
     try:

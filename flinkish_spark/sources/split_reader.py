@@ -27,9 +27,17 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.held_channels import read_held
+from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.rates import Pace, shares
-from flinkish_spark.sources.split_checks import checked_offset, checked_splits, moved
+from flinkish_spark.sources.split_checks import (
+    checked_count,
+    checked_end,
+    checked_offset,
+    checked_splits,
+    gone_through,
+    moved,
+)
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
 from flinkish_spark.sources.splits import SourceUnavailable, SplitSource, reaches
 from flinkish_spark.store import LocalStore
@@ -90,7 +98,7 @@ class SplitStreamReader(DataSourceStreamReader):
         if position.is_ended:
             return start
         self._wait_a_little()
-        found = self._ask("splits", lambda: self._source.splits_from(position))
+        found = self._ask("splits", lambda: gone_through(self._source.splits_from(position)))
         names = checked_splits(self._uid, found, position)
         known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)
@@ -116,12 +124,13 @@ class SplitStreamReader(DataSourceStreamReader):
             if limit is not None and ends[name] != start:
                 end = ends[name]
                 taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
-                self._pace.took(limit if taken is None else taken)
+                count = checked_count(self._uid, name, taken)
+                self._pace.took(limit if count is None else count)
         return ends
 
     def _is_at_end(self, split: str, offset: Offset) -> bool:
         end = self._ask("end", lambda: self._source.end(split))
-        return reaches(offset, end)
+        return reaches(offset, checked_end(self._uid, split, end))
 
     def _first(self, split: str) -> Offset:
         """Return where a split begins, asking the source once in the life of the job."""
@@ -199,6 +208,7 @@ class _Rows:
 
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
+        self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
         self._channel, self._place = channel, place
         self._held: list[Any] = []
 
@@ -207,7 +217,7 @@ class _Rows:
         import pyarrow as pa
 
         if isinstance(one, pa.RecordBatch):
-            return [*self._written(), *self._placed(one)]
+            return [*self._written(), *self._complete(self._placed(one))]
         if one is _NO_MORE:
             return self._written()
         self._held.append(one)
@@ -224,6 +234,14 @@ class _Rows:
         except OutputError as error:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
         return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+
+    def _complete(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Refuse nulls where the schema says that there are none; of rows their writer sees to it."""
+        for batch in batches:
+            for field in self._required:
+                if missing := first_missing(field, batch.column(field.name)):
+                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
+        return batches
 
     def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         first, self._place = self._place, self._place + batch.num_rows

@@ -21,6 +21,7 @@ from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_positions import (
     Offset,
     SplitPosition,
+    is_number,
     logged_positions,
     lowest_offsets,
 )
@@ -366,8 +367,8 @@ class SplitSource(Source):
 
 def reaches(offset: Offset, end: Offset | None) -> bool:
     """Whether a split that was read up to `offset` has come to `end`."""
-    if type(offset) is int and type(end) is int:
-        return offset >= end
+    if is_number(offset) and is_number(end):
+        return bool(offset >= end)
     return end is not None and bool(offset == end)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import gzip
+import math
 import os
 
 import pyarrow as pa
@@ -23,8 +25,10 @@ from flinkish_spark.sources import (
     RateLimit,
     TextLines,
 )
+from flinkish_spark.sources.file_list import _paths
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
+from flinkish_spark.sources.splits import SourceUnavailable
 from flinkish_spark.store import LocalStore
 from tests.unit.test_split_source import Counters, rows_of, step
 
@@ -179,15 +183,55 @@ def test_records_of_every_format(folder, tmp_path, kind) -> None:
     assert [row[2:] for row in rows] == [(0, 0), (0, 1), (0, 2)]
 
 
+def csv_rows(folder, tmp_path, data, schema, form=None):
+    put(folder, "x.csv", data)
+    reader = reader_of(FileSource(str(folder), form or CsvFiles(), schema), tmp_path)
+    return [row[:-2] for row in step(reader, reader.initialOffset())[1]]
+
+
+def test_only_an_empty_value_of_csv_is_null(folder, tmp_path) -> None:
+    data = 'a,b,c\n1,2.5,NA\n,,\n3,NaN,null\n4,-inf,""\n'
+    one, two, three, four = csv_rows(folder, tmp_path, data, "a LONG, b DOUBLE, c STRING")
+    assert (one, two, four) == ((1, 2.5, "NA"), (None, None, ""), (4, float("-inf"), ""))
+    assert three[0] == 3 and math.isnan(three[1]) and three[2] == "null"
+    ((small,),) = csv_rows(folder, tmp_path / "2", "b\nnan\n", "b FLOAT")
+    assert math.isnan(small)
+
+
+@pytest.mark.parametrize("value", ["NA", "n/a", "null", "NaN", "#N/A", "-1.#IND"])
+def test_words_for_nothing_are_no_numbers_of_csv(folder, tmp_path, value) -> None:
+    with pytest.raises(RuntimeError, match=f"the file .* cannot be read.*{value}"):
+        csv_rows(folder, tmp_path, f"a,b\n{value},1\n", "a LONG, b DOUBLE")
+
+
+@pytest.mark.parametrize("data", ["n,name", "n,name\n", "n,name\r\n", '"n","name"', b"\xef\xbb\xbfn,name"])
+def test_names_of_columns_alone_are_a_file_without_records(folder, tmp_path, data) -> None:
+    assert csv_rows(folder, tmp_path, data, SCHEMA) == []
+    with pytest.raises(RuntimeError, match=r"cannot be read.*other"):
+        csv_rows(folder, tmp_path / "2", data, "other LONG")
+
+
+def test_a_row_of_csv_without_an_end_is_one(folder, tmp_path) -> None:
+    assert csv_rows(folder, tmp_path, "1,a", SCHEMA, CsvFiles(CsvHeader.NONE)) == [(1, "a")]
+
+
+@pytest.mark.parametrize("size", [3_000_000, 20_000_000])
+def test_a_long_row_of_csv_is_read_once_and_in_its_place(folder, tmp_path, size) -> None:
+    short = "".join(f"{n},a\n" for n in range(300_000))
+    data = f"n,name\n{short}-1,{'x' * size}\n{short}"
+    (folder / "x.csv").write_text(data)
+    schema = pa.schema([("n", pa.int64()), ("name", pa.string())])
+    table = pa.Table.from_batches(CsvFiles().batches(str(folder / "x.csv"), schema))
+    assert table["n"].to_pylist() == [*range(300_000), -1, *range(300_000)]
+    assert len(table["name"][300_000].as_py()) == size
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [
         (JsonLines(), '{"n": "x"}'),
         (JsonLines(), '{"n": 1'),
         (CsvFiles(), "n,name\nx,y\n"),
-        # Arrow would take the process with it.
-        (JsonLines(), 'null\n{"n": 1}'),
-        (JsonLines(), '{"n": 1}\n null \r\n'),
         (CsvFiles(), "m,name\n1,y\n"),
         (ParquetFiles(), None),
         (ParquetFiles(), "no Parquet"),
@@ -231,6 +275,12 @@ def test_history_in_files_and_then_what_is_live(folder, tmp_path) -> None:
         lambda f: FileSource(f, TextLines(), "value STRING", pattern="a/b"),
         lambda f: FileSource(f, TextLines(), "value STRING", max_files_per_batch=0),
         lambda f: CsvFiles(delimiter=""),
+        lambda f: CsvFiles(delimiter=";;"),
+        lambda f: CsvFiles(delimiter="\n"),
+        lambda f: CsvFiles(delimiter="\r"),
+        lambda f: CsvFiles(delimiter='"'),
+        lambda f: CsvFiles(delimiter="§"),
+        lambda f: CsvFiles(delimiter=None),
         lambda f: CsvFiles("NAMES"),
     ],
 )
@@ -242,6 +292,62 @@ def test_what_cannot_be_is_refused(make, tmp_path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
         reader_of(texts(tmp_path / "nothing"), tmp_path)
+
+
+@pytest.mark.parametrize("discovery", list(Discovery))
+def test_a_folder_that_is_moved_away_behind_the_start_is_no_empty_one(folder, tmp_path, discovery) -> None:
+    put(folder, "a", "1\n")
+    reader = reader_of(texts(folder, discovery=discovery), tmp_path)
+    start = reader.initialOffset()
+    folder.rename(tmp_path / "away")
+    with pytest.raises(SourceUnavailable, match=r"of source 'in' failed.*FileNotFoundError"):
+        reader.latestOffset(start, None)
+    # Nothing was decided: the next start of the query finds what is there.
+    (tmp_path / "away").rename(folder)
+    again = reader_of(texts(folder, discovery=discovery), tmp_path)
+    assert first_column(step(again, start)[1]) == ["1"]
+
+
+def test_a_folder_within_that_cannot_be_listed_is_not_left_out(folder, tmp_path, monkeypatch) -> None:
+    put(folder, "a", "1\n", at=1)
+    put(folder, "deep/b", "2\n", at=2)
+    listing = os.scandir
+
+    def broken(path):
+        if os.fspath(path).endswith("deep"):
+            raise OSError(errno.EIO, "Input/output error", os.fspath(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    reader = reader_of(texts(folder), tmp_path)
+    with pytest.raises(SourceUnavailable, match=r"Input/output error.*deep"):
+        reader.latestOffset(reader.initialOffset(), None)
+    monkeypatch.undo()
+    assert first_column(step(reader_of(texts(folder), tmp_path), reader.initialOffset())[1]) == ["1", "2"]
+
+
+def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_path, monkeypatch) -> None:
+    put(folder, "a", "1\n")
+    gone = put(folder, "deep/b", "2\n")
+    listing = os.scandir
+
+    def late(path):
+        if os.fspath(path).endswith("deep"):
+            gone.unlink()
+            gone.parent.rmdir()
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert list(_paths(folder, "*")) == [folder / "a"]
+
+
+def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:
+    put(tmp_path / "other", "b", "2\n")
+    (folder / "to-folder").symlink_to(tmp_path / "other")
+    (folder / "to-file").symlink_to(tmp_path / "other" / "b")
+    (folder / "to-nothing").symlink_to(tmp_path / "nothing")
+    reader = reader_of(texts(folder), tmp_path)
+    assert first_column(step(reader, reader.initialOffset())[1]) == ["2"]
 
 
 def test_times_are_read_from_every_format(tmp_path) -> None:

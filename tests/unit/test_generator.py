@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import tracemalloc
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sources.generated import (
     Counting,
+    Field,
     RandomChoice,
     RandomDouble,
     RandomLong,
@@ -120,6 +124,19 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
         lambda: RandomChoice([]),
         lambda: RandomChoice([1, "a"]),
         lambda: RandomChoice("abc"),
+        lambda: RandomChoice(5),
+        lambda: DataGeneratorSource({"id": Counting()}, records=1 << 70),
+        lambda: DataGeneratorSource({"id": Counting((1 << 63) - 2)}, records=3),
+        lambda: DataGeneratorSource({"id": Counting(0, -(1 << 40))}, records=1 << 40),
+        lambda: DataGeneratorSource({"at": Times(START, step_ms=1_000)}, records=1 << 62),
+        lambda: RandomChoice(None),
+        lambda: RandomChoice({"a", "b"}),
+        lambda: RandomChoice({"a": 1, "b": 2}),
+        lambda: RandomChoice({"a": 1}.keys()),
+        lambda: RandomChoice([1 << 70]),
+        lambda: RandomChoice(["\ud800"]),
+        lambda: Times(START, jitter_ms=1 << 62),
+        lambda: Times(START, step_ms=1 << 62),
         lambda: Counting(cycle=0),
         lambda: Times(datetime.datetime(2026, 1, 1)),
         lambda: Times(START, step_ms=-1),
@@ -128,6 +145,70 @@ def test_it_keeps_to_its_limit_and_may_have_no_end() -> None:
 def test_what_cannot_be_is_refused(make) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+def test_a_field_that_goes_beyond_its_type_is_an_error_and_does_not_begin_again(tmp_path) -> None:
+    most = (1 << 63) - 1
+    assert [row["id"] for row in rows(DataGeneratorSource({"id": Counting(most - 1)}, records=2))][1] == most
+    DataGeneratorSource({"id": Counting(most - 1, cycle=2)}, records=1_000)
+    endless = DataGeneratorSource({"id": Counting(most - 1)}, rate=RateLimit(records_per_batch=3))
+    reader = SplitStreamReader(endless.bound("made"), str(tmp_path))
+    start = reader.initialOffset()
+    (piece,) = reader.partitions(start, reader.latestOffset(start, None))
+    with pytest.raises(RuntimeError, match=r"read\(\) of source 'made'.*goes beyond .* at record 2"):
+        list(reader.read(piece))
+
+
+def test_long_texts_are_made_a_part_at_a_time_and_are_what_they_were() -> None:
+    numbers = np.arange(10_000)
+    whole = RandomText(2_000).values(numbers, 5, 1)
+    whole.validate(full=True)
+    tracemalloc.start()
+    again = RandomText(2_000).values(numbers, 5, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert again == whole and peak < 2 * whole.nbytes
+    assert whole[7_777].as_py() == RandomText(2_000).values(np.array([7_777]), 5, 1)[0].as_py()
+    assert RandomText(12).values(np.arange(2), 42, 1).to_pylist() == TEXTS
+    longest = DataGeneratorSource({"a": RandomText(100_000), "b": RandomText(100_000)}, records=100)
+    batches = list(longest.read("0", 0, 100))
+    assert (
+        sum(batch.num_rows for batch in batches) == 100 and max(batch.nbytes for batch in batches) < 1 << 23
+    )
+
+
+TEXTS = ["khza01yvg3a0", "ekxdyl9io9dh"]
+
+
+class Bare(Field):
+    """A field as somebody may write it first."""
+
+    type = T.LongType()
+
+    def values(self, numbers, seed, stream):
+        return pa.array(numbers)
+
+
+class Named(Bare):
+    def __repr__(self) -> str:
+        return "Named()"
+
+
+@dataclass(frozen=True)
+class Halved(Bare):
+    by: object = 2
+
+
+def test_a_field_of_one_s_own_says_what_it_is_the_same_at_every_start() -> None:
+    """An address would be another one then, and the input taken for another one."""
+    for field in (Bare(), Halved(by=lambda n: n), Halved(by=Bare())):
+        with pytest.raises(ConfigError, match=r"fields\['id'\] is .*To do: define __repr__ in"):
+            DataGeneratorSource({"id": field})
+    for field, text in ((Named(), "Named()"), (Halved(), "Halved(by=2)")):
+        source = DataGeneratorSource({"id": field}, records=3)
+        assert source.fingerprint()["fields"] == [["id", text]]
+        assert [row["id"] for row in rows(source)] == [0, 1, 2]
+    DataGeneratorSource({"id": RandomChoice(["<x at 0x7f>"])})
 
 
 def test_names_of_fields_are_looked_at() -> None:

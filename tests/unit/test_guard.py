@@ -70,7 +70,7 @@ def test_a_broker_s_refusal_says_what_helps(maximum_ms: int | None, advice: str)
 def test_metadata_is_asked_for_by_name() -> None:
     source = KafkaSource("b:9092", ["in"], value=Raw(), metadata=["offset", "topic", "offset"])
     assert source.metadata == ("offset", "topic") and KafkaSource("b:9092", ["in"]).metadata == ()
-    for wrong in ("offset", ["offsets"], [None]):
+    for wrong in ("offset", ["offsets"], [None], None, 5, {"offset"}):
         with pytest.raises(ConfigError, match="topic, partition, offset, timestamp"):
             KafkaSource("b:9092", ["in"], metadata=wrong)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="'_offset'"):

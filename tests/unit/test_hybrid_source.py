@@ -54,6 +54,18 @@ def test_three_parts_and_the_end_of_all(tmp_path) -> None:
     assert not hybrid(Counters({})).is_bounded
 
 
+@pytest.mark.parametrize("splits", ["ab", None, ["a", ""], [1], ["a", "a"]])
+def test_a_part_whose_splits_are_no_names_is_refused(tmp_path, splits) -> None:
+    class Odd(Counters):
+        def splits(self):
+            return splits
+
+    source = HybridSource(CollectionSource([], "n LONG"), Odd({"a": 1})).bound("in")
+    reader = SplitStreamReader(source, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"splits\(\) of source 'in.1'"):
+        step(reader, step(reader, reader.initialOffset())[0])
+
+
 def test_parts_are_told_what_concerns_them() -> None:
     live = Counters({"a": 3})
     source = hybrid(live)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.formats import Json
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka.channels import channel_by_name, check_told_apart
 from flinkish_spark.protocol.ids import JobUuid
@@ -19,6 +21,7 @@ from flinkish_spark.runtime.topic_loops import check_loops
 from flinkish_spark.sources import (
     EndAtLatest,
     EndAtOffsets,
+    KafkaRecordsSource,
     StartAtCommitted,
     StartAtOffsets,
     StartAtTimestamp,
@@ -113,6 +116,22 @@ def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> No
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtTimestamp),
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommitted()),
         lambda: KafkaSource("nowhere:1"),
+        *(
+            lambda source=source, given=given: source(**{"bootstrap_servers": "nowhere:1", **given})
+            for source in (partial(KafkaSource, topics=["in"]), partial(KafkaRecordsSource, topics=["in"]))
+            for given in (
+                *({"bootstrap_servers": wrong} for wrong in (None, 5, "", "nowhere")),
+                *({"options": wrong} for wrong in ("x", 5, ["a"], {"fetch.max.bytes": 5}, {5: "a"})),
+                *({"group_id": wrong} for wrong in (None, 5, b"in")),
+                *({"metadata": wrong, "value": Json("n LONG")} for wrong in (None, "topic", 5, {"topic"})),
+            )
+        ),
+        *(
+            lambda wrong=wrong: KafkaSource("nowhere:1", ["in"], max_offsets_per_trigger=wrong)
+            for wrong in ("x", None, -1, 1.5, True, float("nan"))
+        ),
+        lambda: KafkaSource("nowhere:1", ["in"], reader_options="x"),
+        lambda: KafkaSource("nowhere:1", ["in"], reader_options={5: "x"}),
         lambda: KafkaSource("nowhere:1", ["in"], pattern="in-.*"),
         lambda: KafkaSource("nowhere:1", pattern="in-.*", partitions={"in-1": [0]}),
         lambda: KafkaSource("nowhere:1", pattern="[a&&b]"),

@@ -270,6 +270,8 @@ def test_a_job_does_not_go_on_where_lines_are_gone(tmp_path, monkeypatch) -> Non
         {"port": 70_000},
         {"port": "9999"},
         {"delimiter": ""},
+        {"delimiter": "\ud800"},
+        {"host": "\udfff"},
         {"delimiter": b"\n"},
         {"max_retries": -1},
         {"retry_delay_ms": -1},

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.job_dir import JobDir
@@ -131,7 +134,48 @@ def test_a_split_that_goes_back_is_lost_input(tmp_path) -> None:
         reader.latestOffset(end, None)
 
 
-@pytest.mark.parametrize("offset", [(1, 2), {1: 2}, float("nan"), None, object(), b"x"])
+@pytest.mark.parametrize(("start", "end"), [(2.5, 2.25), (2.5, 2), (3, 2.5), (0.5, -1e9)])
+def test_a_number_that_falls_is_lost_input_whole_or_not(tmp_path, start, end) -> None:
+    source = Counters({"a": start})
+    reader = reader_of(source, tmp_path)
+    position = reader.latestOffset(reader.initialOffset(), None)
+    assert offsets(position) == {"a": start}
+    source.ends["a"] = end
+    with pytest.raises(InputLostError, match=f"ends at {end}, and was read up to {start}"):
+        reader.latestOffset(position, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_ended"), [(2, True), (2.0, True), (2.5, True), (2.75, False), (3, False)]
+)
+def test_a_split_is_at_its_end_if_its_number_is_not_below(tmp_path, end, is_ended) -> None:
+    class Ending(Counters):
+        is_bounded = True
+
+        def end(self, split):
+            return end
+
+    reader = reader_of(Ending({"a": 2.5}), tmp_path)
+    position = SplitPosition.from_json(reader.latestOffset(reader.initialOffset(), None))
+    assert position.is_ended is is_ended and position.done == ({"a"} if is_ended else set())
+
+
+@pytest.mark.parametrize("end", [float("nan"), float("inf")])
+def test_an_end_to_which_nothing_comes_is_refused(tmp_path, end) -> None:
+    class Endless(Counters):
+        is_bounded = True
+
+        def end(self, split):
+            return end
+
+    reader = reader_of(Endless({"a": 1}), tmp_path)
+    with pytest.raises(ConfigError, match=r"end\(\) of source 'in' returned (nan|inf) for the split 'a'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+@pytest.mark.parametrize(
+    "offset", [float("inf"), [float("nan")], (1, 2), {1: 2}, float("nan"), None, object(), b"x"]
+)
 def test_an_offset_that_json_cannot_hold_is_refused(tmp_path, offset) -> None:
     class Odd(Counters):
         def latest(self, split, start, limit):
@@ -142,7 +186,27 @@ def test_an_offset_that_json_cannot_hold_is_refused(tmp_path, offset) -> None:
         reader.latestOffset(reader.initialOffset(), None)
 
 
-@pytest.mark.parametrize("splits", ["all", ["a", "a"], [1], [""]])
+@pytest.mark.parametrize("count", ["5", b"5", -1, True, float("nan"), float("inf"), [5]])
+def test_a_number_of_records_that_is_none_is_refused(tmp_path, count) -> None:
+    class Odd(Counters):
+        def records_between(self, split, start, end):
+            return count
+
+    reader = reader_of(Odd({"a": 9}).limited(RateLimit(records_per_batch=5)), tmp_path)
+    with pytest.raises(ConfigError, match=r"records_between\(\) of source 'in' returned .* split 'a'"):
+        reader.latestOffset(reader.initialOffset(), None)
+
+
+def test_a_number_of_records_may_be_one_of_numpy_or_not_known(tmp_path) -> None:
+    class Counted(Counters):
+        def records_between(self, split, start, end):
+            return np.int64(end - start) if split == "a" else None
+
+    reader = reader_of(Counted({"a": 9, "b": 9}).limited(RateLimit(records_per_batch=6)), tmp_path)
+    assert offsets(reader.latestOffset(reader.initialOffset(), None)) == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize("splits", ["all", b"a", ["a", "a"], [1], [""], None, 5])
 def test_splits_that_are_no_names_are_refused(tmp_path, splits) -> None:
     class Odd(Counters):
         def splits(self):
@@ -249,6 +313,39 @@ def test_what_is_no_record_is_an_error_and_never_the_end(tmp_path, record, says)
     assert "read() of source 'in' failed" in str(error) and says in str(error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "nullable", "column", "says"),
+    [
+        (T.LongType(), False, pa.array([1, None]), "field 'n' is None and must not be null, in row 1 of a"),
+        (
+            T.ArrayType(T.LongType(), containsNull=False),
+            True,
+            pa.array([[1], [2, None]]),
+            "field 'n.element' is None and must not be null, in row 1 of a|has nulls",
+        ),
+        # Arrow refuses it by itself.
+        (
+            T.StructType([T.StructField("x", T.LongType(), nullable=False)]),
+            True,
+            pa.array([{"x": 1}, {"x": None}]),
+            "field 'x' of type int64 has nulls",
+        ),
+    ],
+)
+def test_a_null_that_must_not_be_is_refused_in_a_batch_as_in_a_row(
+    tmp_path, kind, nullable, column, says
+) -> None:
+    class Nulls(Yields):
+        schema = T.StructType([T.StructField("n", kind, nullable)])
+
+    batch = pa.RecordBatch.from_arrays([column], ["n"])
+    reader = reader_of(Nulls(batch), tmp_path)
+    with pytest.raises(RuntimeError, match=says):
+        step(reader, reader.initialOffset())
+    reader = reader_of(Nulls(batch.slice(0, 1)), tmp_path)
+    assert len(step(reader, reader.initialOffset())[1]) == 1
+
+
 def test_records_and_batches_may_alternate_and_keep_their_places(tmp_path) -> None:
     batch = pa.record_batch({"n": [7, 8], "text": ["b", "b"]})
     rows = [(n, "r") for n in range(1_500)]
@@ -284,6 +381,25 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
     (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
     with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed.*not today"):
         list(reader.read(piece))
+
+
+def test_names_of_splits_that_are_made_while_they_are_gone_through_are_work_of_the_source(tmp_path) -> None:
+    class Lazy(Counters):
+        def splits(self):
+            return map(self.look, self.ends)
+
+        def look(self, name):
+            if self.ends[name] is None:
+                raise ConnectionResetError("not today")
+            return name if self.ends[name] else {}["nothing"]
+
+    reader = reader_of(Lazy({"a": 1, "b": None}), tmp_path)
+    with pytest.raises(SourceUnavailable, match=r"splits\(\) of source 'in' failed.*not today"):
+        reader.latestOffset(reader.initialOffset(), None)
+    with pytest.raises(RuntimeError) as caught:
+        reader_of(Lazy({"a": 0}), tmp_path).latestOffset(reader.initialOffset(), None)
+    assert "splits() of source 'in' failed" in str(classify(caught.value))
+    assert step(reader_of(Lazy({"a": 1}), tmp_path), reader.initialOffset())[1] == [(0, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -393,6 +509,7 @@ def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
 
 def test_offsets_without_order_are_told_only_where_scans_agree() -> None:
     one, two = SplitPosition("in", {"a": "x", "b": "y"}), SplitPosition("in", {"a": "x", "b": "z"})
+    assert lowest_offsets([SplitPosition("in", {"a": 1.5}), SplitPosition("in", {"a": 1})]) == {"a": 1}
     assert lowest_offsets([one, two]) == {"a": "x"} and lowest_offsets([]) == {}
     assert lowest([one.to_json(), two.to_json()]) == SplitPosition("in", {"a": "x"}).to_json()
 
@@ -462,6 +579,25 @@ def test_a_value_that_does_not_fit_is_named(value) -> None:
         CollectionSource([1, value], "n LONG")
 
 
+@pytest.mark.parametrize(
+    ("value", "schema", "says"),
+    [
+        (5, "a STRING", "field 'a' of type string cannot hold 5"),
+        ((1, 2.5), "a LONG, b STRING", "field 'b' of type string cannot hold 2.5"),
+        (Decimal("12345.67"), "a DECIMAL(5, 2)", "12345.67"),
+        (Decimal("1.234"), "a DECIMAL(5, 2)", "1.234"),
+        ("\ud800", "a STRING", "surrogates"),
+        (Row(a=1, b=2, c=3), "a LONG, b LONG", "the field 'c', declared are a, b"),
+        ({"a": 1, "b": 2, "c": 3}, "a LONG, b LONG", "there is no field 'c'"),
+        (({"x": 1, "z": 2},), "a STRUCT<x: LONG>", "z"),
+    ],
+)
+def test_a_collection_refuses_what_its_reader_would(value, schema, says) -> None:
+    with pytest.raises(SchemaError, match=r"record 0 of the collection") as caught:
+        CollectionSource([value], schema)
+    assert says in str(caught.value)
+
+
 def test_a_collection_takes_records_with_names() -> None:
     records = [Pair("x", 1), PairOfFields("y", 2), {"n": 3}, Row(text="z", n=4), (5, "v")]
     source = CollectionSource(records, "n LONG, text STRING")
@@ -469,6 +605,13 @@ def test_a_collection_takes_records_with_names() -> None:
     assert CollectionSource([PairOfFields("x", 1)], PairOfFields).values == (("x", 1),)
     with pytest.raises(SchemaError, match=r"record 0 .* the field 'text', declared are n"):
         CollectionSource([Pair("x", 1)], "n LONG")
+
+
+def test_a_collection_of_rows_is_the_input_that_it_is_as_tuples() -> None:
+    """A job goes on with the fingerprint of its first start."""
+    forms = [(1, "x")], [Row(n=1, text="x")], [Row(text="x", n=1)], [{"n": 1, "text": "x"}], [Row(1, "x")]
+    found = [CollectionSource(form, "n LONG, text STRING").fingerprint() for form in forms]
+    assert all(one == found[0] for one in found)
 
 
 def test_a_collection_is_given_as_a_list() -> None:

@@ -1,0 +1,112 @@
+"""Lines of JSON, looked at before Arrow sees them.
+
+Arrow's reader takes the process with it if the first value of a block is a null, and makes records of values
+that follow each other in a line, or go over several. So of each line it is seen to that it is one object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: About what is parsed at once; a longer line is parsed alone, whatever its length.
+_BLOCK_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+#: The end of a line that is followed by one which neither is blank nor begins and ends as an object does.
+_NO_OBJECT = re.compile(rb"\n(?![ \t\r]*(?:\{[^\n]*\}[ \t\r]*)?(?:\n|\Z))")
+
+
+class BadLine(ValueError):
+    """A line cannot be read."""
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line} {why}")
+
+
+def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
+    r"""Yield the objects of some lines, a part at a time, with the fields of `schema` in any order.
+
+    Raises
+    ------
+    BadLine
+        A line is no object, or is none with these fields.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> schema = pa.schema([("n", pa.int64())])
+    >>> [table.to_pylist() for table in tables_of(b'{"n": 1}\n\n{"m": 2}\r\n', schema)]
+    [[{'n': 1}, {'n': None}]]
+    >>> list(tables_of(b'{"n": 1}\nnull', schema))
+    Traceback (most recent call last):
+    flinkish_spark.sources.json_lines.BadLine: line 2 is no JSON object
+    """
+    start, line = len(_BOM) if data.startswith(_BOM) else 0, 1
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
+        if not end:
+            end = data.find(b"\n", start + _BLOCK_BYTES) + 1 or len(data)
+        block = data[start:end]
+        if block.strip(_BLANKS):
+            yield _table_of(block, line, schema)
+        start, line = end, line + block.count(b"\n")
+
+
+def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    # The look for a newline is what makes this fast; so the first line gets one in front.
+    if bad := _NO_OBJECT.search(b"\n" + block):
+        raise BadLine(first + block.count(b"\n", 0, bad.start()), "is no JSON object")
+    try:
+        block.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(first + block.count(b"\n", 0, error.start), f"is no UTF-8: {error.reason}") from None
+    try:
+        table = _parsed(block, schema)
+        is_one_a_line = table.num_rows == _count(block)
+    except pa.ArrowInvalid as error:
+        raise _bad_line(block, first, schema, str(error)) from None
+    if not is_one_a_line:
+        raise _bad_line(block, first, schema, "is more than one JSON object")
+    return table
+
+
+def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import json
+
+    return json.read_json(
+        pa.BufferReader(block),
+        # An object must not go over the end of what Arrow calls a block.
+        read_options=json.ReadOptions(use_threads=False, block_size=len(block)),
+        parse_options=json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
+def _count(block: bytes) -> int:
+    """Return how many lines are not blank."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    return lines - sum(1 for _ in _BLANK.finditer(b"\n" + block))
+
+
+#: The end of a line that is followed by a blank one.
+_BLANK = re.compile(rb"\n(?=[ \t\r]*\n)")
+
+
+def _bad_line(block: bytes, first: int, schema: pa.Schema, otherwise: str) -> BadLine:
+    """Return the error of the first line that cannot be read alone: Arrow names none."""
+    import pyarrow as pa
+
+    for number, line in enumerate(block.split(b"\n"), first):
+        try:
+            if line.strip(_BLANKS) and _parsed(line, schema).num_rows != 1:
+                return BadLine(number, "is more than one JSON object")
+        except pa.ArrowInvalid as error:
+            return BadLine(number, f"cannot be read: {error}")
+    return BadLine(first, f"or one behind it cannot be read: {otherwise}")
