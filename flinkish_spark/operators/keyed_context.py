@@ -32,6 +32,7 @@ from flinkish_spark.state import (
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
 from flinkish_spark.state.handed_out import Naming, as_fields, may_change, naming_of
+from flinkish_spark.state.map_keys import MapKeys
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
 from flinkish_spark.state.values import TabledValueState
 
@@ -114,7 +115,12 @@ class KeyedStates(SubtaskFacts):
         """Return the map state of that name."""
         kind = MapState if descriptor.ttl is None else ExpiringMapState
         handed = self._handed_out(descriptor.value_type)
-        state: MapState[Any, Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
+
+        def made(table: StateTable) -> MapState[Any, Any]:
+            keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
+            return kind(self.scope, table, *handed, keys)
+
+        state: MapState[Any, Any] = self._declared(descriptor, made)
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:

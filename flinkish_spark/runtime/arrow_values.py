@@ -19,7 +19,7 @@ class ValueMismatch(ValueError):
         self.value = value
 
 
-_REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def _is_text(kind: pa.DataType) -> bool:
