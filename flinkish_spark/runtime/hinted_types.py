@@ -181,6 +181,7 @@ def declared_ddl(given: Any) -> str:
     kind = declared_type(given)
     if (why := unfit_for_states(kind)) is not None:
         raise NoSuchType(why)
+    _refuse_nested_keys(kind)
     if isinstance(given, str):
         # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
         if (name := first_required(kind)) is not None:
@@ -191,22 +192,26 @@ def declared_ddl(given: Any) -> str:
         return given
     if isinstance(kind, T.StructType) and not kind.fields:
         raise NoSuchType("a StructType without fields holds nothing")
-    _refuse_nested_keys(kind)
     return ddl_of(kind)
 
 
 def _refuse_nested_keys(kind: T.DataType) -> None:
     """Raise NoSuchType for maps whose keys have parts: what Arrow makes of them can be no key of a dict."""
     match kind:
-        case T.MapType(keyType=T.StructType() | T.ArrayType() | T.MapType()):
-            raise NoSuchType(f"a key of a map is a scalar, not {kind.keyType.simpleString()}")
         case T.MapType():
+            refuse_as_key(kind.keyType)
             _refuse_nested_keys(kind.valueType)
         case T.ArrayType():
             _refuse_nested_keys(kind.elementType)
         case T.StructType():
             for field in kind.fields:
                 _refuse_nested_keys(field.dataType)
+
+
+def refuse_as_key(kind: T.DataType) -> None:
+    """Raise NoSuchType for a type that a key of a map cannot have."""
+    if isinstance(kind, T.StructType | T.ArrayType | T.MapType):
+        raise NoSuchType(f"a key of a map is a scalar, as int or STRING, not {kind.simpleString()}")
 
 
 def maker_of(hint: Any) -> Made | None:

@@ -8,7 +8,6 @@ name and types are part of the stored format, which knows DDL only and nothing o
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +16,14 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.hinted_types import Made, NoSuchType, StateType, declared_ddl, is_record, maker_of
+from flinkish_spark.runtime.hinted_types import (
+    Made,
+    NoSuchType,
+    StateType,
+    declared_ddl,
+    maker_of,
+    refuse_as_key,
+)
 from flinkish_spark.state.ttl import StateTtl
 
 if TYPE_CHECKING:
@@ -121,10 +127,12 @@ class MapStateDescriptor:
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        if is_record(key_type) or typing.get_origin(key_type) in (tuple, list, dict):
-            raise _unusable(name, key_type, "a key of a map is a scalar, as int or STRING")
-        kinds = {"key_type": state_type(name, key_type), "value_type": state_type(name, value_type)}
-        set_fields(self, name=name, **kinds, ttl=ttl)
+        key_ddl = state_type(name, key_type)
+        try:
+            refuse_as_key(parse_ddl(key_ddl))
+        except NoSuchType as error:
+            raise _unusable(name, key_type, str(error)) from None
+        set_fields(self, name=name, key_type=key_ddl, value_type=state_type(name, value_type), ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from flinkish_spark import KeyedBroadcastProcessFunction, KeyedProcessFunction, 
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.runtime.python_values import to_values
-from flinkish_spark.state import StateTtl, TtlUpdate
+from flinkish_spark.state import ListStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.map_keys import MapKeys
 from flinkish_spark.testing import OperatorHarness
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
@@ -173,3 +173,34 @@ def test_keys_of_broadcast_states_are_one_key_too(kind: str, keys: list[Any]) ->
         harness.micro_batch([(key, None)], [(one, None) for one in keys])
         assert set(harness.take().rows) == {(True, True, number, False)}
     assert [list(copy.items()) for copy in harness.copies(descriptor)] == [[(keys[-1], len(keys))]] * 2
+
+
+class Place(NamedTuple):
+    x: int
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ARRAY<INT>",
+        "STRUCT<a: INT>",
+        "a INT, b INT",
+        "a INT",
+        "MAP<INT, INT>",
+        Place,
+        Place | None,
+        list[int],
+    ],
+    ids=str,
+)
+def test_a_key_with_parts_is_refused_where_it_is_declared_however_it_is_written(kind: Any) -> None:
+    with pytest.raises(SchemaError, match="the state 'm' cannot have the type") as refused:
+        MapStateDescriptor("m", kind, "LONG")
+    assert "a key of a map is a scalar" in str(refused.value)
+
+
+@pytest.mark.parametrize("declare", [ValueStateDescriptor, ListStateDescriptor])
+def test_maps_in_text_have_no_keys_with_parts_at_any_depth(declare: Any) -> None:
+    for text in ("MAP<ARRAY<INT>, INT>", "a LONG, b ARRAY<MAP<STRUCT<c: INT>, INT>>"):
+        with pytest.raises(SchemaError, match="a key of a map is a scalar"):
+            declare("v", text)
