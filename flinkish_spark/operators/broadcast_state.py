@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
+from flinkish_spark.arguments import instance_of
 from flinkish_spark.operators.operator_values import (
     OperatorValueMismatch,
     declared_values,
@@ -244,6 +245,8 @@ def any_copy(values: Sequence[bytes | None]) -> bytes | None:
 
 
 def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
+    what_to_do = "give one of those that broadcast() was given"
+    instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
         raise OperatorValueMismatch(
             f"there is no broadcast state '{descriptor.name}'; give its descriptor to broadcast(). "

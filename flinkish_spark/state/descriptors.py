@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import check_aggregate, instance_of, reducer
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.hinted_types import (
@@ -24,7 +25,7 @@ from flinkish_spark.runtime.hinted_types import (
     maker_of,
     refuse_as_key,
 )
-from flinkish_spark.state.ttl import StateTtl
+from flinkish_spark.state.ttl import StateTtl, check_ttl
 
 if TYPE_CHECKING:
     from flinkish_spark.functions import AggregateFunction
@@ -49,6 +50,9 @@ class ValueStateDescriptor:
     ------
     SchemaError
         It is no type that a state can have; of every descriptor.
+    ConfigError
+        The name is no text, the time to live no :class:`StateTtl`; or what a state reduces or aggregates with
+        cannot do that.
 
     Examples
     --------
@@ -169,7 +173,8 @@ class ReducingStateDescriptor:
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        set_fields(self, name=name, reduce=reduce, value_type=state_type(name, value_type), ttl=ttl)
+        kind = state_type(name, value_type)
+        set_fields(self, name=name, reduce=reducer("reduce", reduce), value_type=kind, ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:
@@ -193,9 +198,9 @@ class AggregatingStateDescriptor:
         accumulator_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        set_fields(
-            self, name=name, aggregate=aggregate, accumulator_type=state_type(name, accumulator_type), ttl=ttl
-        )
+        kind = state_type(name, accumulator_type)
+        check_aggregate(aggregate)
+        set_fields(self, name=name, aggregate=aggregate, accumulator_type=kind, ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:
@@ -262,7 +267,9 @@ def made_by(ddl: str) -> Made | None:
 
 
 def set_fields(descriptor: Any, **facts: Any) -> None:
-    """Set the attributes of a frozen descriptor; for its constructor."""
+    """Set the attributes of a frozen descriptor; for its constructor, with the checks that all have."""
+    instance_of("name", facts["name"], str, what_to_do='give the state a name: "total"')
+    check_ttl("ttl", facts.get("ttl"))
     for name, value in facts.items():
         object.__setattr__(descriptor, name, value)
 
