@@ -9,6 +9,7 @@ import collections.abc
 import dataclasses
 import datetime
 import decimal
+import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -219,6 +220,11 @@ def maker_of(hint: Any) -> Made | None:
 
     It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
 
+    Raises
+    ------
+    NoSuchType
+        A class cannot be made of its fields.
+
     Examples
     --------
     >>> class Point(typing.NamedTuple):
@@ -256,6 +262,7 @@ def _tuple_maker(makers: Sequence[Made | None]) -> Made:
 
 def _record_maker(record: Any) -> Made:
     names, hints = field_names(record), hints_of(record)
+    _refuse_unmakeable(record, names)
     makers = {name: made for name in names if (made := maker_of(hints[name])) is not None}
 
     def make(value: Any) -> Any:
@@ -267,6 +274,24 @@ def _record_maker(record: Any) -> Made:
         return record(**fields)
 
     return make
+
+
+def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
+    """Raise NoSuchType for a class of which nobody can make an instance by its fields alone."""
+    try:
+        taken = inspect.signature(record)
+        taken.bind(**dict.fromkeys(names))
+    except ValueError:
+        # It does not say what it takes.
+        return
+    except TypeError as error:
+        fields = ", ".join(names)
+        raise NoSuchType(f"{named(record)} cannot be made of what is stored, {fields}: {error}") from None
+    # What else a dataclass lists and is made with: an InitVar, which no instance has.
+    others = getattr(record, "__dataclass_fields__", {}).keys() - set(names)
+    lost = [name for name in taken.parameters if name in others]
+    if lost:
+        raise NoSuchType(f"{named(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
 
 
 def each_of_list(made: Made | None) -> Made | None:
