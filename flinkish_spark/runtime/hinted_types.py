@@ -103,12 +103,15 @@ def hints_of(record: type[Any]) -> dict[str, Any]:
     Raises
     ------
     NoSuchType
-        One names what is not there.
+        One cannot be evaluated.
     """
     try:
         return typing.get_type_hints(record)
-    except (NameError, TypeError) as error:
-        raise NoSuchType(f"the hints of {named(record)} cannot be read: {error}") from None
+    except RecursionError:
+        raise
+    except Exception as error:
+        says = f"{type(error).__name__}: {error}"
+        raise NoSuchType(f"the hints of {named(record)} cannot be read: {says}") from None
 
 
 def type_of(hint: Any) -> T.DataType:

@@ -395,3 +395,45 @@ def test_a_class_that_makes_more_of_its_fields_is_made_again_by_them() -> None:
 
     made = maker_of(Plain)
     assert made is not None and made({"total": 1, "seen": 1}) == Plain(1, seen=1)
+
+
+def _hinted(hint: str) -> Any:
+    def rows(record: Any) -> Any:
+        return record
+
+    rows.__annotations__ = {"return": hint}
+    return rows
+
+
+@dataclasses.dataclass
+class WithUnreadableField:
+    at: "dataclasses.nothing"  # type: ignore[name-defined]  # noqa: UP037
+
+
+@pytest.mark.parametrize(
+    "call,says",
+    [
+        (_hinted("dataclasses.nothing"), "'dataclasses.nothing' cannot be read here: AttributeError"),
+        (_hinted("1 / 0"), "'1 / 0' cannot be read here: ZeroDivisionError"),
+        (_hinted("[][1]"), "cannot be read here: IndexError"),
+        (_hinted("list["), "cannot be read here: SyntaxError"),
+        (_hinted("Nobody"), "cannot be read here: NameError"),
+        (_hinted("WithUnreadableField"), "the hints of WithUnreadableField cannot be read: AttributeError"),
+    ],
+)
+def test_a_hint_that_cannot_be_evaluated_is_named_whatever_it_raises(call: Any, says: str) -> None:
+    with pytest.raises(SchemaError, match=r"the output of 'x' is not known") as refused:
+        inferred_output(call, "'x'", is_iterable=False)
+    assert says in str(refused.value)
+
+
+def test_a_variable_around_that_has_no_value_yet_is_no_error_of_the_hint() -> None:
+    def made() -> Any:
+        def rows(record: Any) -> Mean:
+            return Mean(record, later)
+
+        if not rows:
+            later = 1.0
+        return rows
+
+    assert inferred_output(made(), "'x'", is_iterable=False).simpleString() == MEAN
