@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT, NO_LIST, is_beyond_float, texts_as_lists
 from flinkish_spark.runtime.struct_values import Nested, nested_of
 
 
@@ -77,6 +78,7 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     ValueMismatch
         A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
     """
+    given = column
     if pa.types.is_integer(kind) and float in set(map(type, column)):
         wrong: Any = next(v for v in column if isinstance(v, float))
         raise ValueMismatch(wrong, kind, "it is a float")
@@ -84,11 +86,16 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         _check_times(column, kind)
     if pa.types.is_nested(kind):
         column = _plain(column, kind)
+        _refuse_texts(column, kind, given)
     try:
-        return pa.array(column, type=kind)
+        made = pa.array(column, type=kind)
     except _REFUSALS as error:
         wrong = next((v for v in column if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
+    if is_beyond_float(column, made):
+        at = next(at for at, v in enumerate(column) if is_beyond_float([v], pa.array([v], type=kind)))
+        raise ValueMismatch(given[at], kind, BEYOND_FLOAT)
+    return made
 
 
 def _check_times(column: Sequence[Any], kind: pa.DataType) -> None:
@@ -102,6 +109,26 @@ def _check_times(column: Sequence[Any], kind: pa.DataType) -> None:
             if getattr(value, "tzinfo", None) is not None:
                 reason = "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
                 raise ValueMismatch(value, kind, reason)
+
+
+def _refuse_texts(column: Sequence[Any], kind: pa.DataType, given: Sequence[Any]) -> None:
+    """Refuse texts in the places of lists, at any depth; other wrong values are left to Arrow.
+
+    Parameters
+    ----------
+    column, given
+        The values with tuples for structs, and as they were.
+    """
+    has_text = texts_as_lists(kind)
+    if has_text is None:
+        return
+    try:
+        if not has_text(column):
+            return
+        at = next(at for at, value in enumerate(column) if has_text([value]))
+    except (TypeError, LookupError, ValueError):
+        return
+    raise ValueMismatch(given[at], kind, NO_LIST)
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:

@@ -36,7 +36,7 @@ _KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
     ((T.DateType,), datetime.date),
     ((T.DayTimeIntervalType,), datetime.timedelta),
 )
-_SINGLE = struct.Struct("f")
+_SINGLE = struct.Struct("<f")
 
 
 class MapKeys:

@@ -56,6 +56,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("TIMESTAMP", pd.NaT),
     ("DATE", 3),
     ("LONG", [1]),
+    ("FLOAT", 1e300),
 ]
 
 
