@@ -8,7 +8,7 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -91,6 +91,15 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
     return value
 
 
+def function_object(name: str, value: _T, kind: str, *methods: str) -> _T:
+    """Return an object with these methods; raise ConfigError for anything else, also for its class."""
+    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+        raise unusable(
+            name, value, wanted=f"an instance of a subclass of {kind}", what_to_do="make one: `MyFunction()`"
+        )
+    return value
+
+
 def can_take(function: object, count: int) -> bool:
     """Return whether a function can be called with so many arguments; also where nobody can tell.
 
@@ -109,6 +118,27 @@ def can_take(function: object, count: int) -> bool:
         # Functions in C may not say what they take.
         return True
     return True
+
+
+def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
+    """Return a function of two elements; raise ConfigError if it is none."""
+    if not can_take(value, 2):
+        raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
+    return value
+
+
+def reducer(name: str, value: _T) -> _T:
+    """Return an object with `reduce`, or a function of two; raise ConfigError for anything else."""
+    if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
+        checked: Any = value
+        function_of_two(name, checked)
+    return value
+
+
+def check_aggregate(aggregate: object) -> None:
+    """Raise ConfigError unless it is an object that aggregates."""
+    methods = ("create_accumulator", "add", "get_result")
+    function_object("aggregate", aggregate, "AggregateFunction", *methods)
 
 
 def refuse_if_never_run(function: object, what: str) -> None:

@@ -15,6 +15,7 @@ from flinkish_spark.aggregates import (
     Ties,
     check_emit,
 )
+from flinkish_spark.arguments import check_aggregate
 from flinkish_spark.broadcast_stream import BroadcastConnectedStream, BroadcastStream, same_job
 from flinkish_spark.connected_streams import KeyedConnectedStreams
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError
@@ -165,12 +166,13 @@ class KeyedStream(KeyedRecords):
             It is to emit once per key, and the function has no `merge`.
         """
         check_emit(emit)
+        check_aggregate(aggregate)
         if output is None:
             output = aggregate_output(aggregate, None, f"'{uid}'")
         kind = accumulator_type(accumulator, uid)
         if emit is Emit.PER_ELEMENT:
             return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
-        if type(aggregate).merge is AggregateFunction.merge:
+        if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
             raise ConfigError(
                 f"aggregate() of '{uid}' is to emit once per key",
                 why="what tasks have aggregated is merged, and the function has no merge(first, second)",

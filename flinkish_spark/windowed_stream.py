@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.aggregates import AggregateColumn, ElementChoice, Fold, Ties
+from flinkish_spark.arguments import check_aggregate
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.graph.declared import accumulator_type, output_schema
@@ -23,7 +24,6 @@ from flinkish_spark.windows.spec import (
     ReduceWindow,
     WindowComputation,
     WindowSpec,
-    check_aggregate,
 )
 from flinkish_spark.windows.triggers import Trigger
 

@@ -20,6 +20,7 @@ from flinkish_spark.runtime.hinted_types import (
     StateType,
     declared_ddl,
     declared_type,
+    maker_of,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def accumulator_type(given: StateType, uid: str) -> StateType:
     """
     try:
         declared_ddl(given)
+        # A class has to be one of which instances can be made again.
+        maker_of(given)
     except NoSuchType as error:
         raise SchemaError(
             f"the accumulator of '{uid}' cannot be of the type {given!r}",

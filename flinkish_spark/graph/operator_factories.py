@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pyspark.sql import types as T
 
 from flinkish_spark.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
+from flinkish_spark.arguments import reducer
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.column_windows import ColumnWindows
 from flinkish_spark.operators.element_windows import WindowOperator
@@ -32,6 +33,7 @@ from flinkish_spark.operators.window_pool import WindowRules
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state import StateTtl
+from flinkish_spark.state.ttl import check_ttl
 from flinkish_spark.windows.spec import WindowComputation, WindowSpec
 
 
@@ -97,6 +99,10 @@ class Reducing:
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
+    def __post_init__(self) -> None:
+        reducer("reduce", self.reduce)
+        check_ttl("ttl", self.ttl)
+
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
         return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
@@ -111,6 +117,9 @@ class Aggregating:
     ttl: StateTtl | None = None
     needs_event_time: bool = False
 
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
@@ -123,6 +132,9 @@ class FoldingElements:
     aggregate: ElementAggregate
     ttl: StateTtl | None = None
     needs_event_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
@@ -142,6 +154,9 @@ class FoldingColumns:
 
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         """Return what is computed; a table of aggregates begins with those keys that are fields.
@@ -168,6 +183,10 @@ class ReducingColumns:
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
 
+    def __post_init__(self) -> None:
+        reducer("reduce", self.reduce)
+        check_ttl("ttl", self.ttl)
+
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         """Return what is computed."""
         return ReducedRows(self.reduce, ddl_of(schema))
@@ -184,6 +203,9 @@ class AggregatingColumns:
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         """Return what is computed."""

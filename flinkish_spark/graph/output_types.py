@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import functools
 import inspect
 import typing
@@ -92,7 +93,7 @@ def return_hint(call: Callable[..., Any]) -> Any:
     Raises
     ------
     NoSuchType
-        It has none, or one that names what is not there.
+        It has none, or one that cannot be evaluated.
     """
     while isinstance(call, functools.partial):
         call = call.func
@@ -105,11 +106,20 @@ def return_hint(call: Callable[..., Any]) -> Any:
     # Classes that are defined in a function are known to those that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
-        return typing.get_type_hints(holder, routine.__globals__, inspect.getclosurevars(routine).nonlocals)[
-            "row"
-        ]
-    except (NameError, TypeError, SyntaxError) as error:
-        raise NoSuchType(f"its hint {hint!r} cannot be read here: {error}") from None
+        return typing.get_type_hints(holder, routine.__globals__, _nonlocals(routine))["row"]
+    except Exception as error:
+        # A hint may be any expression, which may raise anything.
+        says = f"{type(error).__name__}: {error}"
+        raise NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
+
+
+def _nonlocals(routine: Any) -> dict[str, Any]:
+    """Return the variables of the functions around one that it uses; those without a value are left out."""
+    found = {}
+    for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
 
 
 def _row_of(hint: Any) -> Any:

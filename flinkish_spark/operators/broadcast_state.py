@@ -6,12 +6,14 @@ handed to all key groups of the partition, and stored again if the broadcast sid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
+from flinkish_spark.arguments import instance_of
 from flinkish_spark.operators.operator_values import (
     OperatorValueMismatch,
     declared_values,
@@ -23,6 +25,7 @@ from flinkish_spark.operators.operator_values import (
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state import MapStateDescriptor
 from flinkish_spark.state.handed_out import may_change, naming_of
+from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,17 +49,19 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
         Its content.
     value_type
         As of the descriptor.
+    keys
+        What it makes of keys.
     """
 
-    __slots__ = ("_entries", "_lends", "_naming", "is_changed")
+    __slots__ = ("_entries", "_keys", "_lends", "_naming", "is_changed")
 
-    def __init__(self, entries: dict[K, V], value_type: str) -> None:
-        self._entries = entries
+    def __init__(self, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS) -> None:
+        self._entries, self._keys = entries, keys
         self._naming, self._lends = naming_of(value_type), may_change(value_type)
         self.is_changed = False
 
     def __getitem__(self, key: K) -> V:
-        value = self._entries[key]
+        value = self._entries[self._keys.sought(key)]
         # Whoever changes it in place need not put it back.
         self.is_changed |= self._lends
         return value
@@ -64,11 +69,11 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         if key is None or value is None:
             raise ValueError("a broadcast state takes no None, neither as key nor as value")
-        self._entries[key] = value if self._naming is None else self._naming(value)
+        self._entries[self._keys.put(key)] = value if self._naming is None else self._naming(value)
         self.is_changed = True
 
     def __delitem__(self, key: K) -> None:
-        del self._entries[key]
+        del self._entries[self._keys.sought(key)]
         self.is_changed = True
 
     def __iter__(self) -> Iterator[K]:
@@ -78,7 +83,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._entries
+        return self._keys.sought(key) in self._entries
 
     def put(self, key: K, value: V) -> None:
         """Set a value."""
@@ -86,7 +91,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
 
     def contains(self, key: K) -> bool:
         """Return whether there is a value."""
-        return key in self._entries
+        return self._keys.sought(key) in self._entries
 
     def remove(self, key: K) -> None:
         """Remove a value, if there is one."""
@@ -108,18 +113,23 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
         Its content.
     value_type
         As of the descriptor.
+    keys
+        What it makes of keys.
     """
 
-    __slots__ = ("_entries", "_lends", "_name", "is_lent")
+    __slots__ = ("_entries", "_keys", "_lends", "_name", "is_lent")
 
-    def __init__(self, name: str, entries: dict[K, V], value_type: str) -> None:
-        self._name, self._entries, self._lends = name, entries, may_change(value_type)
+    def __init__(
+        self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS
+    ) -> None:
+        self._name, self._entries, self._keys = name, entries, keys
+        self._lends = may_change(value_type)
         #: Whether somebody has had a value in hand that can be changed.
         self.is_lent = False
 
     def __getitem__(self, key: K) -> V:
         self.is_lent |= self._lends
-        return self._entries[key]
+        return self._entries[self._keys.sought(key)]
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._entries)
@@ -128,11 +138,11 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._entries
+        return self._keys.sought(key) in self._entries
 
     def contains(self, key: K) -> bool:
         """Return whether there is a value."""
-        return key in self._entries
+        return self._keys.sought(key) in self._entries
 
     def entries(self) -> list[tuple[K, V]]:
         """Return all entries."""
@@ -180,8 +190,9 @@ class BroadcastTables:
             name = descriptor.name
             entries = _entries_of(descriptor, stored[name]) if name in stored else {}
             kind = descriptor.value_type
-            self._writable[name] = BroadcastState(entries, kind)
-            self._readable[name] = ReadOnlyBroadcastState(name, entries, kind)
+            keys = MapKeys(f"operator '{uid}'", name, descriptor.key_type)
+            self._writable[name] = BroadcastState(entries, kind, keys)
+            self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         """Return a state for the broadcast side."""
@@ -234,6 +245,8 @@ def any_copy(values: Sequence[bytes | None]) -> bytes | None:
 
 
 def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
+    what_to_do = "give one of those that broadcast() was given"
+    instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
         raise OperatorValueMismatch(
             f"there is no broadcast state '{descriptor.name}'; give its descriptor to broadcast(). "
@@ -254,4 +267,6 @@ def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[A
     # A key is never a dict, however its type is written.
     keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
     values = declared_values(table.column(1), descriptor.value_type)
+    # The NaN that can be looked for.
+    keys = [key if key == key else math.nan for key in keys]
     return dict(zip(keys, values, strict=True))

@@ -1,5 +1,7 @@
 """Named byte sections in a checked frame: magic, version, count; per section name, length, CRC32, payload.
 
+The CRC32 is that of the name and the payload.
+
 Reading never runs code, and what is torn or altered is found before any of it is used. A payload begins at a
 multiple of 64 bytes, so that Arrow's columns in a mapped file can be used where they lie.
 """
@@ -11,7 +13,8 @@ import zlib
 from collections.abc import Mapping
 
 _MAGIC = b"FSKS"
-_VERSION = 2
+#: The second version's checksums are of payloads alone.
+_VERSION, _WITHOUT_NAMES = 3, 2
 _HEAD = struct.Struct("<4sBH")
 _SECTION = struct.Struct("<HQI")
 _ALIGNED = 64
@@ -36,7 +39,7 @@ def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
     at = _HEAD.size
     for text, payload in sections.items():
         name = text.encode("utf-8")
-        head = _SECTION.pack(len(name), len(payload), zlib.crc32(payload)) + name
+        head = _SECTION.pack(len(name), len(payload), zlib.crc32(payload, zlib.crc32(name))) + name
         padding = bytes(-(at + len(head)) % _ALIGNED)
         parts += [head, padding, payload]
         at += len(head) + len(padding) + len(payload)
@@ -55,18 +58,20 @@ def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
     sections: dict[str, memoryview] = {}
     try:
         magic, version, count = _HEAD.unpack_from(view)
-        if magic != _MAGIC or version != _VERSION:
-            raise FrameError(f"not a state value of version {_VERSION}")
+        if magic != _MAGIC or version not in (_VERSION, _WITHOUT_NAMES):
+            raise FrameError(f"not a state value of version {_VERSION} or {_WITHOUT_NAMES}")
         at = _HEAD.size
         for _ in range(count):
             name_length, length, checksum = _SECTION.unpack_from(view, at)
             at += _SECTION.size
-            name = bytes(view[at : at + name_length]).decode("utf-8")
+            encoded = bytes(view[at : at + name_length])
+            name = encoded.decode("utf-8")
             at += name_length
             begins = at + -at % _ALIGNED
             padding, payload = view[at:begins], view[begins : begins + length]
             at = begins + length
-            if any(padding) or len(payload) != length or zlib.crc32(payload) != checksum:
+            begun = zlib.crc32(encoded) if version == _VERSION else 0
+            if any(padding) or len(payload) != length or zlib.crc32(payload, begun) != checksum:
                 raise FrameError(f"the section {name!r} is torn or altered")
             if name in sections:
                 raise FrameError(f"the section {name!r} is there twice")

@@ -8,7 +8,7 @@ it lies in a base: a file that is never changed, which the value names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,11 +20,20 @@ from flinkish_spark.operators.changes_in_place import note_changes_in_place
 from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.due_table import DueTable, due_clock
 from flinkish_spark.operators.elements import TimeDomain
-from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
+from flinkish_spark.operators.frames import Frame, FrameError, pack_frame, unpack_frame
 from flinkish_spark.operators.group_run import GroupRun, Progress
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates, StateNotDeclared
 from flinkish_spark.operators.layered_table import LayeredTable
+from flinkish_spark.operators.payloads import (
+    OWNER,
+    BaseRef,
+    base_of,
+    known_table,
+    owner_in,
+    read_entries,
+    table_bytes,
+)
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved
 from flinkish_spark.operators.stored_rows import Row, rows_by_slot
 from flinkish_spark.operators.stored_timers import StoredTimers
@@ -36,27 +45,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _NONE: Array = np.empty(0, dtype=np.int64)
-#: Names of sections: whose value it is; timers by clock; states by name.
-OWNER = ""
+#: Names of sections, besides the owner's: timers by clock; states by name.
 TIMERS = "timers/"
 STATE = "state/"
-
-
-@dataclass(frozen=True, slots=True)
-class BaseRef:
-    """Where the base of a key group lies.
-
-    Parameters
-    ----------
-    file
-        Name below the folder of the operator's bases; no path.
-    offset, length
-        The frame's place in it, in bytes.
-    """
-
-    file: str
-    offset: int
-    length: int
 
 
 class Bases(Protocol):
@@ -75,7 +66,7 @@ class Bases(Protocol):
         """The oldest micro-batch whose state may be asked for again."""
 
     def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections; the file stays mapped as long as they are in use."""
+        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
 
     def write(self, group: int, frame: bytes) -> BaseRef:
         """Keep a frame and return where."""
@@ -179,10 +170,11 @@ class GroupState:
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
         delta = {} if value is None else unpack_frame(value)
-        owner = json.loads(bytes(delta.pop(OWNER, b"{}")))
+        owner = owner_in(delta)
+        delta.pop(OWNER, None)
         if owner.get("uid", layout.uid) != layout.uid:
             raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
-        self.base = BaseRef(**owner["base"]) if owner.get("base") else None
+        self.base = base_of(owner)
         #: Files of former bases, and behind which micro-batch no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         base: Frame = {} if self.base is None else bases.read(self.base)
@@ -197,10 +189,15 @@ class GroupState:
         if unknown:
             raise StateMismatch(
                 f"the stored {unknown[0].partition('/')[2]!r} is no longer declared by the function; "
-                "declare it, or give it up with context.drop_state(...)"
+                "declare it, or give it up with context.drop_state(...); if no version of the function had "
+                "that state, what is stored is damaged"
             )
         self._tables = {
-            name: LayeredTable(table, _read(table, base.get(name)), _read(table, delta.get(name)))
+            name: LayeredTable(
+                table,
+                _read(table, name, base.get(name), known_table),
+                _read(table, name, delta.get(name), read_entries),
+            )
             for name, table in sections.items()
         }
         self.timers = StoredTimers(
@@ -385,16 +382,17 @@ class GroupState:
         return pack_frame(sections)
 
 
-def table_bytes(batch: pa.RecordBatch) -> memoryview:
-    """Return entries as the payload of a section."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
-
-
-def _read(layout: TableLayout, payload: memoryview | None) -> pa.RecordBatch | None:
+def _read(
+    layout: TableLayout,
+    name: str,
+    payload: memoryview | None,
+    read: Callable[[str, memoryview], pa.RecordBatch],
+) -> pa.RecordBatch | None:
     if payload is None:
         return None
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        return evolved(layout, reader.read_next_batch())
+    try:
+        return evolved(layout, read(name, payload))
+    except (FrameError, StateMismatch):
+        raise
+    except (pa.ArrowException, ValueError, LookupError) as error:
+        raise FrameError(f"the section {name!r} is damaged: {error}") from error

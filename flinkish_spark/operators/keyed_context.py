@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from flinkish_spark.arguments import unusable
 from flinkish_spark.operators.elements import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
@@ -32,12 +33,23 @@ from flinkish_spark.state import (
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
 from flinkish_spark.state.handed_out import Naming, as_fields, may_change, naming_of
+from flinkish_spark.state.map_keys import MapKeys
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
 from flinkish_spark.state.values import TabledValueState
 
 #: Looked up for each call about a timer.
 _EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
 _new = tuple.__new__
+
+
+#: What returns the state of a descriptor.
+_GET: dict[type, str] = {
+    ValueStateDescriptor: "get_state",
+    ListStateDescriptor: "get_list_state",
+    MapStateDescriptor: "get_map_state",
+    ReducingStateDescriptor: "get_reducing_state",
+    AggregatingStateDescriptor: "get_aggregating_state",
+}
 
 
 class StateRedeclared(ValueError):
@@ -93,6 +105,7 @@ class KeyedStates(SubtaskFacts):
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
+        self._check_kind(descriptor, ValueStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
 
         def made(table: StateTable) -> ValueState[Any]:
@@ -105,6 +118,7 @@ class KeyedStates(SubtaskFacts):
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
         """Return the list state of that name."""
+        self._check_kind(descriptor, ListStateDescriptor)
         kind = ListState if descriptor.ttl is None else ExpiringListState
         handed = self._handed_out(descriptor.element_type)
         state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
@@ -112,13 +126,20 @@ class KeyedStates(SubtaskFacts):
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
         """Return the map state of that name."""
+        self._check_kind(descriptor, MapStateDescriptor)
         kind = MapState if descriptor.ttl is None else ExpiringMapState
         handed = self._handed_out(descriptor.value_type)
-        state: MapState[Any, Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
+
+        def made(table: StateTable) -> MapState[Any, Any]:
+            keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
+            return kind(self.scope, table, *handed, keys)
+
+        state: MapState[Any, Any] = self._declared(descriptor, made)
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
         """Return the reducing state of that name."""
+        self._check_kind(descriptor, ReducingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
         state: ReducingState[Any] = self._declared(
             descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed)
@@ -127,6 +148,7 @@ class KeyedStates(SubtaskFacts):
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
         """Return the aggregating state of that name."""
+        self._check_kind(descriptor, AggregatingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.accumulator_type))
         state: AggregatingState = self._declared(
             descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed)
@@ -157,6 +179,17 @@ class KeyedStates(SubtaskFacts):
         other = copy.copy(self)
         other._states, other._is_of_function = {}, True
         return other
+
+    def _check_kind(self, descriptor: object, kind: type) -> None:
+        """Raise ConfigError for what describes no state of a kind."""
+        if not isinstance(descriptor, kind):
+            method = _GET.get(type(descriptor))
+            raise unusable(
+                "descriptor",
+                descriptor,
+                wanted=f"a {kind.__name__} in {_GET[kind]}() of operator '{self.uid}'",
+                what_to_do="give one" if method is None else f"call {method}() with it",
+            )
 
     def _handed_out(self, ddl: str) -> tuple[Naming | None, bool]:
         """Return what names the values that are handed out, and whether they may be changed in place."""

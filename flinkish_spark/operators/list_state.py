@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
+from flinkish_spark.arguments import instance_of
 from flinkish_spark.operators.operator_values import (
     OperatorValueMismatch,
     declared_values,
@@ -73,6 +74,8 @@ class OperatorListDescriptor:
     def __init__(
         self, name: str, element_type: StateType, redistribution: Redistribution = Redistribution.SPLIT
     ) -> None:
+        what_to_do = "give Redistribution.SPLIT or Redistribution.UNION"
+        instance_of("redistribution", redistribution, Redistribution, what_to_do=what_to_do)
         set_fields(
             self, name=name, element_type=state_type(name, element_type), redistribution=redistribution
         )

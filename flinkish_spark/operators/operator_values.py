@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
+from flinkish_spark.operators.payloads import OWNER, owner_in, read_table, table_bytes
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.state.descriptors import made_by
 from flinkish_spark.state.handed_out import naming_of
-
-_OWNER = ""
 
 
 class OperatorValueMismatch(ValueError):
@@ -33,13 +32,10 @@ def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> by
     kind
         What sort of state it is, as in "broadcast state"; one value has one sort.
     """
-    sections: dict[str, bytes | memoryview] = {_OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
+    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
     for name, batch in tables.items():
         if batch.num_rows:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            sections[f"state/{name}"] = memoryview(sink.getvalue())
+            sections[f"state/{name}"] = table_bytes(batch)
     return pack_frame(sections)
 
 
@@ -56,15 +52,17 @@ def unpack_tables(
         It is another operator's, of another kind, or not as it is declared.
     """
     stored = {} if value is None else unpack_frame(value)
-    owner = json.loads(bytes(stored.pop(_OWNER, b"{}")))
+    owner = owner_in(stored)
+    stored.pop(OWNER, None)
     for fact, declared in (("uid", uid), ("kind", kind)):
         if owner.get(fact, declared) != declared:
             raise OperatorValueMismatch(
-                f"the {kind} belongs to operator {owner['uid']!r} as {owner['kind']!r}, not to {uid!r}"
+                f"the {kind} belongs to operator {owner.get('uid')!r} as {owner.get('kind')!r}, "
+                f"not to {uid!r}"
             )
     unknown = sorted(stored.keys() - {f"state/{name}" for name in schemas})
     if unknown:
-        raise OperatorValueMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared")
+        raise OperatorValueMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared, or damaged")
     return {
         name: _read(f"{kind} {name!r}", schema, stored[f"state/{name}"])
         for name, schema in schemas.items()
@@ -103,9 +101,9 @@ def declared_values(column: pa.Array, ddl: str) -> list[Any]:
 
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        if not reader.schema.equals(schema):
-            raise OperatorValueMismatch(
-                f"{what} is stored as {reader.schema.types} but declared as {schema.types}"
-            )
-        return reader.read_next_batch()
+    table = read_table(what, payload)
+    if not table.schema.equals(schema):
+        raise OperatorValueMismatch(
+            f"{what} is stored as {table.schema.types} but declared as {schema.types}"
+        )
+    return table

@@ -13,11 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
-from flinkish_spark.operators.frames import Frame, pack_frame, unpack_frame
-from flinkish_spark.operators.group_state import OWNER, STATE, TIMERS, BaseRef, Bases, table_bytes
+from flinkish_spark.operators.frames import pack_frame, unpack_frame
+from flinkish_spark.operators.group_state import STATE, TIMERS, Bases
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.list_state import LIST_KIND
 from flinkish_spark.operators.operator_values import pack_tables
+from flinkish_spark.operators.payloads import OWNER, base_of, owner_in, read_table, table_bytes
 from flinkish_spark.operators.state_evolution import StateMismatch, evolved, types_text
 from flinkish_spark.operators.table_codec import NAME, TIME, SlotForm, TableLayout, expiry_in
 
@@ -43,11 +44,11 @@ def describe_group(value: bytes | memoryview) -> StoredGroup:
         It is damaged.
     """
     sections = unpack_frame(value)
-    owner = _owner(sections)
+    owner = owner_in(sections)
     types = {}
     for name, payload in sections.items():
         if name != OWNER:
-            table = _table(payload)
+            table = read_table(name, payload)
             if name.startswith(STATE):
                 types[name.removeprefix(STATE)] = types_text(table.schema)
     return StoredGroup(str(owner.get("uid", "")), types)
@@ -65,9 +66,9 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
         The value is damaged.
     """
     sections = unpack_frame(value)
-    prefix = _PREFIXES.get(_owner(sections).get("kind", ""), STATE)
+    prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE)
     return {
-        prefix + name.removeprefix(STATE) if name.startswith(STATE) else name: _table(payload)
+        prefix + name.removeprefix(STATE) if name.startswith(STATE) else name: read_table(name, payload)
         for name, payload in sections.items()
         if name != OWNER
     }
@@ -75,7 +76,7 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
 
 def kind_of(value: bytes | memoryview) -> str | None:
     """Return which kind of state a partition keeps in a value; None for the value of a key group."""
-    kind = _owner(unpack_frame(value)).get("kind")
+    kind = owner_in(unpack_frame(value)).get("kind")
     return None if kind is None else str(kind)
 
 
@@ -143,7 +144,8 @@ def changed_group(
         The value is damaged.
     """
     sections: dict[str, bytes | memoryview] = {} if value is None else dict(unpack_frame(value))
-    registered = json.loads(bytes(sections.pop(OWNER, b"{}"))).get("registered", {})
+    registered = {} if value is None else owner_in(unpack_frame(value)).get("registered", {})
+    sections.pop(OWNER, None)
     for name, table in changes.items():
         sections.pop(name, None)
         if table.num_rows:
@@ -153,7 +155,7 @@ def changed_group(
             registered[name.removeprefix(TIMERS)] = table.num_rows
     if not sections:
         return None
-    kept = {"uid": owner, "base": None, "former": [], "registered": registered}
+    kept: dict[str, Any] = {"uid": owner, "base": None, "former": [], "registered": registered}
     return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
 
 
@@ -166,22 +168,28 @@ def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
         The value or its base is damaged.
     """
     upper = unpack_frame(value)
-    owner = _owner(upper)
-    if not owner.get("base"):
+    owner = owner_in(upper)
+    base = base_of(owner)
+    if base is None:
         return bytes(value)
-    lower = bases.read(BaseRef(**owner["base"]))
-    kept = {"uid": owner["uid"], "base": None, "former": [], "registered": owner.get("registered", {})}
+    lower = bases.read(base)
+    kept = {
+        "uid": owner.get("uid", ""),
+        "base": None,
+        "former": [],
+        "registered": owner.get("registered", {}),
+    }
     sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(kept).encode()}
     for name in dict.fromkeys([*lower, *upper]):
         if name != OWNER:
-            table = _merged(lower.get(name), upper.get(name))
+            table = _merged(name, lower.get(name), upper.get(name))
             if table.num_rows:
                 sections[name] = table_bytes(table)
     return pack_frame(sections)
 
 
-def _merged(lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
-    base, delta = (None if payload is None else _table(payload) for payload in (lower, upper))
+def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+    base, delta = (None if payload is None else read_table(name, payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None
     layout = stored_layout(newest.schema)
@@ -208,13 +216,3 @@ def stored_layout(schema: pa.Schema) -> TableLayout:
         None,
         names,
     )
-
-
-def _owner(sections: Frame) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bytes(sections.get(OWNER, b"{}")))
-    return found
-
-
-def _table(payload: memoryview) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        return reader.read_next_batch()

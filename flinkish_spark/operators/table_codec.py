@@ -29,6 +29,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
+from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.stored_rows import Row, to_row
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
@@ -255,7 +256,8 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     """Return the rows of a batch that has the layout's columns, in their order."""
     columns = {
-        name: to_values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        name: _read_values(layout, column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
     values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
@@ -290,9 +292,17 @@ def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any
 
 def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
     """Return the values of such columns, of entries that are all there."""
-    values = _gather([to_values(column) for column in columns])
+    values = _gather([_read_values(layout, column) for column in columns])
     decode = layout.decode
     return values if decode is None else [None if one is None else decode(one) for one in values]
+
+
+def _read_values(layout: TableLayout, column: pa.Array) -> list[Any]:
+    """Return what is stored, which Python may not take: a map with a key twice, a text that is no UTF-8."""
+    try:
+        return to_values(column)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise FrameError(f"what is stored of state {layout.name!r} cannot be read: {error}") from error
 
 
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -23,10 +23,10 @@ from flinkish_spark.operators.group_state import (
     Bases,
     GroupLayout,
     GroupState,
-    table_bytes,
 )
 from flinkish_spark.operators.looped_windows import OPEN, ORDER_FIELD, LoopedWindows
 from flinkish_spark.operators.merging_windows import MERGING_WINDOWS
+from flinkish_spark.operators.payloads import table_bytes
 from flinkish_spark.operators.stored_rows import Row
 from flinkish_spark.operators.table_codec import SlotForm, TableLayout, encode_rows, layout_of
 from flinkish_spark.operators.window_contents import CONTENTS

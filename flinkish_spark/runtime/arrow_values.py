@@ -19,7 +19,7 @@ class ValueMismatch(ValueError):
         self.value = value
 
 
-_REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -77,22 +77,24 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     ValueMismatch
         A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
     """
-    if pa.types.is_nested(kind):
-        column = _plain(column, kind)
+    plain = _plain(column, kind) if pa.types.is_nested(kind) else column
     check = check_of(kind)
-    if check is not None and (changed := check(column)) is not None:
-        raise _changed(column, kind, check, changed)
+    if check is not None and (changed := check(plain)) is not None:
+        raise _changed(column, plain, kind, check, changed)
     try:
-        return pa.array(column, type=kind)
+        return pa.array(plain, type=kind)
     except _REFUSALS as error:
-        wrong = next((v for v in column if not _fits(v, kind)), None)
+        wrong = next((v for v in plain if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
 
 
-def _changed(column: Sequence[Any], kind: pa.DataType, check: Check, changed: Changed) -> ValueMismatch:
+def _changed(
+    column: Sequence[Any], plain: Sequence[Any], kind: pa.DataType, check: Check, changed: Changed
+) -> ValueMismatch:
     if not pa.types.is_nested(kind):
         return ValueMismatch(changed.value, kind, changed.reason)
-    whole = next(value for value in column if value is not None and check([value]) is not None)
+    # As it was given, so that whoever has the column finds its row.
+    whole = next(given for given, one in zip(column, plain, strict=True) if check([one]) is not None)
     return ValueMismatch(whole, kind, f"{changed.value!r} in it: {changed.reason}")
 
 

@@ -17,8 +17,8 @@ import secrets
 from collections import OrderedDict
 from pathlib import Path
 
-from flinkish_spark.operators.frames import Frame, FrameError, unpack_frame
-from flinkish_spark.operators.group_state import BaseRef
+from flinkish_spark.operators.frames import Frame, FrameError
+from flinkish_spark.operators.payloads import BaseRef, checked_frame
 from flinkish_spark.runtime.state_files import BASE_NAME
 
 #: Mapped files that a worker keeps; one key group has one.
@@ -57,7 +57,7 @@ class MappedBases:
             raise FrameError(f"the base {ref.file!r} cannot be read: {error}") from error
         if len(mapped) != ref.offset + ref.length:
             raise FrameError(f"the base {ref.file!r} has {len(mapped)} bytes instead of {ref.length}")
-        frame = unpack_frame(memoryview(mapped)[ref.offset :])
+        frame = checked_frame(memoryview(mapped)[ref.offset :])
         self._frames[ref.file] = frame
         while len(self._frames) > _MAPPED_FILES:
             self._frames.popitem(last=False)

@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
 from flinkish_spark.runtime.required_values import first_missing
+from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT, has_floats, infinities
 
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -119,11 +120,19 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
-        return column if column.type == kind else column.cast(kind)
+        return column if column.type == kind else _cast(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        at = _first_refused(len(column), lambda count: column.slice(0, count).cast(kind))
+        at = _first_refused(len(column), lambda count: _cast(column.slice(0, count), kind))
         value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
         raise OutputError(f"{wrong}{value}: {error}", at) from error
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    made = column.cast(kind)
+    # A cast refuses what is cut or does not fit, but not this.
+    if has_floats(kind) and infinities(made) > infinities(column):
+        raise pa.ArrowInvalid(BEYOND_FLOAT)
+    return made
 
 
 def _first_valid(column: pa.Array) -> int | None:

@@ -9,6 +9,7 @@ import collections.abc
 import dataclasses
 import datetime
 import decimal
+import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -102,12 +103,15 @@ def hints_of(record: type[Any]) -> dict[str, Any]:
     Raises
     ------
     NoSuchType
-        One names what is not there.
+        One cannot be evaluated.
     """
     try:
         return typing.get_type_hints(record)
-    except (NameError, TypeError) as error:
-        raise NoSuchType(f"the hints of {named(record)} cannot be read: {error}") from None
+    except RecursionError:
+        raise
+    except Exception as error:
+        says = f"{type(error).__name__}: {error}"
+        raise NoSuchType(f"the hints of {named(record)} cannot be read: {says}") from None
 
 
 def type_of(hint: Any) -> T.DataType:
@@ -181,6 +185,7 @@ def declared_ddl(given: Any) -> str:
     kind = declared_type(given)
     if (why := unfit_for_states(kind)) is not None:
         raise NoSuchType(why)
+    _refuse_nested_keys(kind)
     if isinstance(given, str):
         # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
         if (name := first_required(kind)) is not None:
@@ -191,16 +196,14 @@ def declared_ddl(given: Any) -> str:
         return given
     if isinstance(kind, T.StructType) and not kind.fields:
         raise NoSuchType("a StructType without fields holds nothing")
-    _refuse_nested_keys(kind)
     return ddl_of(kind)
 
 
 def _refuse_nested_keys(kind: T.DataType) -> None:
     """Raise NoSuchType for maps whose keys have parts: what Arrow makes of them can be no key of a dict."""
     match kind:
-        case T.MapType(keyType=T.StructType() | T.ArrayType() | T.MapType()):
-            raise NoSuchType(f"a key of a map is a scalar, not {kind.keyType.simpleString()}")
         case T.MapType():
+            refuse_as_key(kind.keyType)
             _refuse_nested_keys(kind.valueType)
         case T.ArrayType():
             _refuse_nested_keys(kind.elementType)
@@ -209,10 +212,21 @@ def _refuse_nested_keys(kind: T.DataType) -> None:
                 _refuse_nested_keys(field.dataType)
 
 
+def refuse_as_key(kind: T.DataType) -> None:
+    """Raise NoSuchType for a type that a key of a map cannot have."""
+    if isinstance(kind, T.StructType | T.ArrayType | T.MapType):
+        raise NoSuchType(f"a key of a map is a scalar, as int or STRING, not {kind.simpleString()}")
+
+
 def maker_of(hint: Any) -> Made | None:
     """Return what makes instances of declared classes again; None where values are what they are.
 
     It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
+
+    Raises
+    ------
+    NoSuchType
+        A class cannot be made of its fields.
 
     Examples
     --------
@@ -251,6 +265,7 @@ def _tuple_maker(makers: Sequence[Made | None]) -> Made:
 
 def _record_maker(record: Any) -> Made:
     names, hints = field_names(record), hints_of(record)
+    _refuse_unmakeable(record, names)
     makers = {name: made for name in names if (made := maker_of(hints[name])) is not None}
 
     def make(value: Any) -> Any:
@@ -262,6 +277,24 @@ def _record_maker(record: Any) -> Made:
         return record(**fields)
 
     return make
+
+
+def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
+    """Raise NoSuchType for a class of which nobody can make an instance by its fields alone."""
+    try:
+        taken = inspect.signature(record)
+        taken.bind(**dict.fromkeys(names))
+    except ValueError:
+        # It does not say what it takes.
+        return
+    except TypeError as error:
+        fields = ", ".join(names)
+        raise NoSuchType(f"{named(record)} cannot be made of what is stored, {fields}: {error}") from None
+    # What else a dataclass lists and is made with: an InitVar, which no instance has.
+    others = getattr(record, "__dataclass_fields__", {}).keys() - set(names)
+    lost = [name for name in taken.parameters if name in others]
+    if lost:
+        raise NoSuchType(f"{named(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
 
 
 def each_of_list(made: Made | None) -> Made | None:

@@ -6,7 +6,6 @@ what no float of four bytes can hold for infinity.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import numbers
 from collections.abc import Callable, Sequence, Sized
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT
 
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
@@ -47,14 +48,19 @@ def check_of(kind: pa.DataType) -> Check | None:
     """
     kinds = pa.types
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return functools.partial(_in_lists, check_of(kind.value_type))
+        return functools.partial(_in_lists, _within(kind.value_type))
     if kinds.is_map(kind):
-        found = check_of(kind.key_type), check_of(kind.item_type)
+        found = _within(kind.key_type), _within(kind.item_type)
         return None if found == (None, None) else functools.partial(_in_maps, *found)
     if kinds.is_struct(kind):
-        own = tuple((at, check) for at, one in enumerate(kind) if (check := check_of(one.type)) is not None)
+        own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
         return functools.partial(_in_structs, kind.num_fields, own) if own else None
     return _check_of_plain(kind)
+
+
+def _within(kind: pa.DataType) -> Check | None:
+    """Return the check of a part; whole numbers among nulls come as floats out of pandas' frames there."""
+    return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
 
 
 def _check_of_plain(kind: pa.DataType) -> Check | None:
@@ -63,8 +69,6 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
         return _float_for_integer
     if kinds.is_float32(kind):
         return _beyond_float
-    if kinds.is_date(kind):
-        return _no_date
     if kinds.is_timestamp(kind) and kind.tz is None:
         return _no_local_time
     return _no_time if kinds.is_temporal(kind) else None
@@ -72,7 +76,7 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
 
 def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
     if (text := _first(values, (str, bytes, bytearray))) is not None:
-        return Changed(text, "it is one text, and no list")
+        return Changed(text, "a text is no list; each of its letters would be an element")
     # Whatever else Arrow takes or refuses can be looked at once only.
     return None if check is None else check(list(chain.from_iterable(_sized(values))))
 
@@ -100,10 +104,19 @@ def _float_for_integer(values: Sequence[Any]) -> Changed | None:
     return None if wrong is None else Changed(wrong, "it is a float")
 
 
+def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
+    if _first(values, (float, np.floating)) is None:
+        return None
+    for value in values:
+        if isinstance(value, float | np.floating) and not value.is_integer():
+            return Changed(value, "it is a float")
+    return None
+
+
 def _beyond_float(values: Sequence[Any]) -> Changed | None:
     for value in values:
         if isinstance(value, int | float) and _GREATEST_FLOAT < abs(value) < float("inf"):
-            return Changed(value, "it is greater than every FLOAT: declare DOUBLE")
+            return Changed(value, BEYOND_FLOAT)
     return None
 
 
@@ -111,18 +124,6 @@ def _no_time(values: Sequence[Any]) -> Changed | None:
     # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
     wrong = _first(values, (numbers.Number,))
     return None if wrong is None else Changed(wrong, "it is a number, and no time")
-
-
-def _no_date(values: Sequence[Any]) -> Changed | None:
-    if (number := _no_time(values)) is not None:
-        return number
-    if _first(values, (datetime.datetime,)) is None:
-        return None
-    for value in values:
-        # Midnight says no more than a date; pandas' NaT equals nothing, itself included.
-        if isinstance(value, datetime.datetime) and value == value and value.time() != datetime.time():
-            return Changed(value, "it has a time of day: take its date(), or declare TIMESTAMP")
-    return None
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import datetime
 import functools
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -67,11 +69,22 @@ def _lists(column: pa.ListArray) -> list[Any]:
 def _maps(column: pa.MapArray) -> list[Any]:
     first, bounds = _bounds(column)
     keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))
+    if pa.types.is_floating(column.type.key_type):
+        keys = _with_one_nan(keys, bounds)
     found = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(bounds)]
     if sum(map(len, found)) < len(keys):
         # Some key is there twice: let Arrow say so.
         column.to_pylist(maps_as_pydicts="strict")
     return found
+
+
+def _with_one_nan(keys: list[Any], bounds: list[int]) -> list[Any]:
+    """Return keys of which a NaN can be looked for, by `math.nan`; of several in a map the last one."""
+    places = [at for at, key in enumerate(keys) if key != key]
+    for at, after in pairwise([*places, len(keys)]):
+        if bisect_right(bounds, at) != bisect_right(bounds, after):
+            keys[at] = math.nan
+    return keys
 
 
 def _structs(column: pa.StructArray) -> list[Any]:

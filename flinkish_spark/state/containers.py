@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Mutable
 from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 V = TypeVar("V")
@@ -155,24 +156,33 @@ class ListState(MutableSequence[V]):
 class MapState(MutableMapping[K, V]):
     """A dict per key: ``state[k] = v``, ``k in state``, ``del state[k]``, iteration, `len`, ``|=``, ``==``.
 
-    Iterates in the order of insertion. An empty map and none are the same. Not thread-safe; valid only
-    for the current key. Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
+    Iterates in the order of insertion. An empty map and none are the same. A key is, from the moment when it
+    is put, what it will be when it is read again. Not thread-safe; valid only for the current key. Also
+    speaks Flink's names: `put`, `contains`, `remove`, `entries`.
     """
 
-    __slots__ = ("_lend", "_naming", "_scope", "_table")
+    __slots__ = ("_kept", "_keys", "_lend", "_naming", "_scope", "_table")
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        naming: Naming | None = None,
+        lends: bool = False,
+        keys: MapKeys | AnyKeys = ANY_KEYS,
     ) -> None:
         self._scope, self._table, self._naming = scope, table, naming
+        self._keys, self._kept = keys, keys.kept
         #: For values that go out and may be changed there.
         self._lend = table.lend if lends else table.read
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._lent()[key]
+        value: V = self._lent()[key if type(key) is self._kept else self._keys.sought(key)]
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.put(key)
         held = self._table.read(self._scope)
         if held is None:
             held = {}
@@ -181,7 +191,7 @@ class MapState(MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         held = self._map()
-        del held[key]
+        del held[key if type(key) is self._kept else self._keys.sought(key)]
         if held:
             self._table.write(self._scope, held)
         else:
@@ -194,7 +204,7 @@ class MapState(MutableMapping[K, V]):
         return len(self._look())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._map()
+        return (key if type(key) is self._kept else self._keys.sought(key)) in self._map()
 
     def __reversed__(self) -> Iterator[K]:
         return reversed(list(self._map()))

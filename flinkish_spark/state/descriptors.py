@@ -8,17 +8,24 @@ name and types are part of the stored format, which knows DDL only and nothing o
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import check_aggregate, instance_of, reducer
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.hinted_types import Made, NoSuchType, StateType, declared_ddl, is_record, maker_of
-from flinkish_spark.state.ttl import StateTtl
+from flinkish_spark.runtime.hinted_types import (
+    Made,
+    NoSuchType,
+    StateType,
+    declared_ddl,
+    maker_of,
+    refuse_as_key,
+)
+from flinkish_spark.state.ttl import StateTtl, check_ttl
 
 if TYPE_CHECKING:
     from flinkish_spark.functions import AggregateFunction
@@ -43,6 +50,9 @@ class ValueStateDescriptor:
     ------
     SchemaError
         It is no type that a state can have; of every descriptor.
+    ConfigError
+        The name is no text, the time to live no :class:`StateTtl`; or what a state reduces or aggregates with
+        cannot do that.
 
     Examples
     --------
@@ -121,10 +131,12 @@ class MapStateDescriptor:
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        if is_record(key_type) or typing.get_origin(key_type) in (tuple, list, dict):
-            raise _unusable(name, key_type, "a key of a map is a scalar, as int or STRING")
-        kinds = {"key_type": state_type(name, key_type), "value_type": state_type(name, value_type)}
-        set_fields(self, name=name, **kinds, ttl=ttl)
+        key_ddl = state_type(name, key_type)
+        try:
+            refuse_as_key(parse_ddl(key_ddl))
+        except NoSuchType as error:
+            raise _unusable(name, key_type, str(error)) from None
+        set_fields(self, name=name, key_type=key_ddl, value_type=state_type(name, value_type), ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:
@@ -161,7 +173,8 @@ class ReducingStateDescriptor:
         value_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        set_fields(self, name=name, reduce=reduce, value_type=state_type(name, value_type), ttl=ttl)
+        kind = state_type(name, value_type)
+        set_fields(self, name=name, reduce=reducer("reduce", reduce), value_type=kind, ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:
@@ -185,9 +198,9 @@ class AggregatingStateDescriptor:
         accumulator_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:
-        set_fields(
-            self, name=name, aggregate=aggregate, accumulator_type=state_type(name, accumulator_type), ttl=ttl
-        )
+        kind = state_type(name, accumulator_type)
+        check_aggregate(aggregate)
+        set_fields(self, name=name, aggregate=aggregate, accumulator_type=kind, ttl=ttl)
 
     @property
     def stored_type(self) -> T.DataType:
@@ -254,7 +267,9 @@ def made_by(ddl: str) -> Made | None:
 
 
 def set_fields(descriptor: Any, **facts: Any) -> None:
-    """Set the attributes of a frozen descriptor; for its constructor."""
+    """Set the attributes of a frozen descriptor; for its constructor, with the checks that all have."""
+    instance_of("name", facts["name"], str, what_to_do='give the state a name: "total"')
+    check_ttl("ttl", facts.get("ttl"))
     for name, value in facts.items():
         object.__setattr__(descriptor, name, value)
 

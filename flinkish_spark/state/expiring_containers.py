@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from flinkish_spark.state.containers import ListState, MapState
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 V = TypeVar("V")
@@ -100,12 +101,19 @@ class ExpiringMapState(MapState[K, V]):
     _table: ExpiringMaps
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        naming: Naming | None = None,
+        lends: bool = False,
+        keys: MapKeys | AnyKeys = ANY_KEYS,
     ) -> None:
-        super().__init__(scope, table, naming, lends)
+        super().__init__(scope, table, naming, lends, keys)
         self._lends = lends
 
     def __getitem__(self, key: K) -> V:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
         value = self._look()[key]
         self._on_read(key)
         if self._lends:
@@ -113,12 +121,16 @@ class ExpiringMapState(MapState[K, V]):
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.put(key)
         slot, table = self._scope.slot, self._table
         table.entries.setdefault(slot, {})[key] = value if self._naming is None else self._naming(value)
         table.touches.setdefault(slot, {})[key] = self._scope.now_ms
         table.changed.add(slot)
 
     def __delitem__(self, key: K) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
         held = self._look()
         del held[key]
         touches = self._table.touches[self._scope.slot]
@@ -126,6 +138,8 @@ class ExpiringMapState(MapState[K, V]):
         self._table.put(self._scope, held, touches)
 
     def __contains__(self, key: object) -> bool:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
         found = key in self._look()
         if found:
             self._on_read(key)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.limits import checked_whole
+
+#: A time of today and this much more is far from what 64 bits cannot hold.
+_MOST_MS = 1 << 53
+
 
 class TtlUpdate(enum.Enum):
     """What begins an entry's time to live anew (Flink's `StateTtlConfig.UpdateType`)."""
@@ -26,14 +32,14 @@ class StateTtl:
     Parameters
     ----------
     ttl_ms
-        Positive. An entry, or element, is expired when this much time has passed since it was touched last.
+        1 or more. An entry, or element, is expired when this much time has passed since it was touched last.
     update
         What counts as a touch.
 
     Raises
     ------
-    ValueError
-        The time is not positive.
+    ConfigError
+        The time is not positive, or no whole number; `update` is no :class:`TtlUpdate`.
 
     Examples
     --------
@@ -45,9 +51,17 @@ class StateTtl:
     update: TtlUpdate = TtlUpdate.ON_CREATE_AND_WRITE
 
     def __post_init__(self) -> None:
-        if isinstance(self.ttl_ms, bool) or not isinstance(self.ttl_ms, int) or self.ttl_ms <= 0:
-            raise ValueError(f"ttl_ms must be a positive number of milliseconds, not {self.ttl_ms!r}")
+        with refused_as_config_errors("set ttl_ms to a number of milliseconds, 1 or more"):
+            checked_whole("ttl_ms", self.ttl_ms, least=1, most=_MOST_MS)
+        what_to_do = "give TtlUpdate.ON_CREATE_AND_WRITE or TtlUpdate.ON_READ_AND_WRITE"
+        instance_of("update", self.update, TtlUpdate, what_to_do=what_to_do)
 
     def is_expired(self, touched_ms: int, now_ms: int) -> bool:
         """Return whether an entry that was touched then is expired now."""
         return touched_ms + self.ttl_ms <= now_ms
+
+
+def check_ttl(name: str, ttl: StateTtl | None) -> None:
+    """Raise ConfigError for what is neither a time to live nor None; `name` is that of the argument."""
+    if ttl is not None:
+        instance_of(name, ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")

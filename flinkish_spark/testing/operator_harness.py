@@ -17,10 +17,11 @@ from pyspark.sql import types as T
 
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain
-from flinkish_spark.operators.frames import Frame, unpack_frame
+from flinkish_spark.operators.frames import Frame
 from flinkish_spark.operators.group_run import Elements, Emitted, GroupRun, Progress
-from flinkish_spark.operators.group_state import BasePolicy, BaseRef, GroupLayout, GroupState
+from flinkish_spark.operators.group_state import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator, KeyedStreamOperator
+from flinkish_spark.operators.payloads import BaseRef, checked_frame
 from flinkish_spark.runtime.ddl import parse_ddl
 
 
@@ -35,7 +36,7 @@ class MemoryBases:
 
     def read(self, ref: BaseRef) -> Frame:
         """Return a base's sections."""
-        return unpack_frame(self._frames[ref.file])
+        return checked_frame(self._frames[ref.file])
 
     def delete(self, file: str) -> None:
         """Forget a base."""

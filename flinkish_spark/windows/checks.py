@@ -48,25 +48,8 @@ def number(name: str, value: float) -> float:
     return value
 
 
-def function_object(name: str, value: _T, kind: type, *methods: str) -> _T:
-    """Return an object with these methods; raise ConfigError for anything else, also for its class."""
-    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
-        named = kind.__name__
-        raise unusable(
-            name, value, wanted=f"an instance of a subclass of {named}", what_to_do="make one: `MyFunction()`"
-        )
-    return value
-
-
 def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
     """Return a function of an element; raise ConfigError if it is none."""
     if not can_take(value, 1):
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
-    return value
-
-
-def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
-    """Return a function of two elements; raise ConfigError if it is none."""
-    if not can_take(value, 2):
-        raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
     return value

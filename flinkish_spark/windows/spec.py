@@ -6,14 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.arguments import (
+    check_aggregate,
+    function_object,
+    instance_of,
+    reducer,
+    refused_as_config_errors,
+)
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.functions import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.elements import OutputTag, TimeDomain
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
-from flinkish_spark.windows.checks import function_object, function_of_two, lateness_ms
+from flinkish_spark.windows.checks import lateness_ms
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
@@ -122,8 +128,7 @@ class ReduceWindow:
     then: ProcessWindowFunction | None = None
 
     def __post_init__(self) -> None:
-        if not hasattr(self.reduce, "reduce") or isinstance(self.reduce, type):
-            function_of_two("reduce", self.reduce)
+        reducer("reduce", self.reduce)
         if self.then is not None:
             _check_process("then", self.then)
 
@@ -162,14 +167,8 @@ class ProcessWindow:
         _check_process("process", self.process)
 
 
-def check_aggregate(aggregate: AggregateFunction) -> None:
-    """Raise ConfigError unless it is an object that aggregates."""
-    methods = "create_accumulator", "add", "get_result"
-    function_object("aggregate", aggregate, AggregateFunction, *methods)
-
-
 def _check_process(name: str, function: ProcessWindowFunction) -> None:
-    function_object(name, function, ProcessWindowFunction, "open", "process", "clear", "close")
+    function_object(name, function, "ProcessWindowFunction", "open", "process", "clear", "close")
 
 
 WindowComputation = ReduceWindow | AggregateWindow | ProcessWindow

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
 from flinkish_spark.operators.frames import FrameError, pack_frame
-from flinkish_spark.operators.group_state import BasePolicy, BaseRef
+from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.payloads import BaseRef, known_table, table_bytes
 from flinkish_spark.operators.stored_groups import describe_group, stored_tables, whole_group
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.testing.operator_harness import MemoryBases, OperatorHarness
@@ -122,7 +124,10 @@ def test_a_name_that_is_none_becomes_no_path(tmp_path, name) -> None:
 
 def test_columns_of_a_mapped_file_are_aligned(tmp_path) -> None:
     files = bases(tmp_path)
-    ref = files.write(1, pack_frame({"a": b"x" * 7, "bb": np.arange(9).tobytes()}))
-    view = np.frombuffer(files.read(ref)["bb"], dtype=np.int64)
-    assert view.flags.aligned and view.__array_interface__["data"][0] % 64 == 0
-    assert view.tolist() == list(range(9))
+    table = pa.record_batch({"hash": np.arange(9), "alive": [True] * 9})
+    ref = files.write(1, pack_frame({"": b"{}", "state/a": table_bytes(table), "bb": table_bytes(table)}))
+    frame = files.read(ref)
+    for name in ("state/a", "bb"):
+        view = np.frombuffer(frame[name], dtype=np.uint8)
+        assert view.__array_interface__["data"][0] % 64 == 0
+        assert known_table(name, frame[name]).equals(table)

@@ -133,6 +133,11 @@ SIDE = OutputTag("side", "total INT, user STRING")
             ORDERS,
             r"field 'more' of {'a': 1}: .*\(row 1 of the batch, key 'ben'\)",
         ),
+        (
+            lambda f: f.assign(amount=[1.0, float("inf"), 1e300, 2.0]),
+            "user STRING, amount FLOAT",
+            r"'amount' of 1e\+300: it is beyond what a FLOAT can be.*\(row 2 of the batch, key 'ann'\)",
+        ),
         # The key is where the batch has it under its name, and nowhere else.
         (
             lambda f: f.assign(who=f.user).drop(columns="user"),

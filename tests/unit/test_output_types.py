@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pickle
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pytest
 from pyspark.sql import types as T
@@ -29,6 +29,7 @@ from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.stream_graph import KeyedNode
 from flinkish_spark.joins.functions import CoGroupFunction, ProcessJoinFunction
 from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
+from flinkish_spark.runtime.hinted_types import maker_of
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 from flinkish_spark.testing.operator_harness import OperatorHarness
 from flinkish_spark.windows.assigners import TumblingEventTimeWindows
@@ -324,3 +325,115 @@ def test_broadcast_and_operator_list_states_hold_instances() -> None:
     lists = OperatorLists("uid", [items], None)
     lists.state(items).add(Place("Moss", 1))
     assert OperatorLists("uid", [items], lists.dump()).state(items).get() == [Place("Moss", 1)]
+
+
+@dataclasses.dataclass
+class WithOneMore:
+    total: int
+    doubled: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.doubled = self.total * 2
+
+
+@dataclasses.dataclass
+class WithInitVar:
+    total: int
+    factor: dataclasses.InitVar[int]
+    offset: dataclasses.InitVar[int] = 0
+
+
+@dataclasses.dataclass
+class WithDefaultInitVar:
+    total: int
+    offset: dataclasses.InitVar[int] = 0
+
+
+@dataclasses.dataclass(init=False)
+class WithItsOwnInit:
+    total: int
+
+    def __init__(self, amounts: list[int]) -> None:
+        self.total = sum(amounts)
+
+
+@pytest.mark.parametrize(
+    "kind,says",
+    [
+        (WithOneMore, "doubled"),
+        (WithInitVar, "factor"),
+        (WithDefaultInitVar, "'offset', an InitVar"),
+        (WithItsOwnInit, "total"),
+        (list[WithOneMore], "doubled"),
+        (WithOneMore | None, "doubled"),
+    ],
+)
+def test_a_class_that_cannot_be_made_of_its_fields_is_no_type_of_a_state(
+    kind: Any, says: str, orders: DataStream
+) -> None:
+    for declare in (
+        lambda: ValueStateDescriptor("s", kind),
+        lambda: ListStateDescriptor("s", kind),
+        lambda: MapStateDescriptor("s", int, kind),
+        lambda: orders.key_by("user").aggregate(Counted(), accumulator=kind, uid="a"),
+        lambda: OperatorListDescriptor("s", kind),
+    ):
+        with pytest.raises(SchemaError, match="the type") as refused:
+            declare()
+        assert says in str(refused.value)
+
+
+def test_a_class_that_makes_more_of_its_fields_is_made_again_by_them() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        kinds: ClassVar[int] = 3
+        total: int
+        seen: int = dataclasses.field(default=0, kw_only=True)
+
+        def __post_init__(self) -> None:
+            self.seen += 1
+
+    made = maker_of(Plain)
+    assert made is not None and made({"total": 1, "seen": 1}) == Plain(1, seen=1)
+
+
+def _hinted(hint: str) -> Any:
+    def rows(record: Any) -> Any:
+        return record
+
+    rows.__annotations__ = {"return": hint}
+    return rows
+
+
+@dataclasses.dataclass
+class WithUnreadableField:
+    at: "dataclasses.nothing"  # type: ignore[name-defined]  # noqa: UP037
+
+
+@pytest.mark.parametrize(
+    "call,says",
+    [
+        (_hinted("dataclasses.nothing"), "'dataclasses.nothing' cannot be read here: AttributeError"),
+        (_hinted("1 / 0"), "'1 / 0' cannot be read here: ZeroDivisionError"),
+        (_hinted("[][1]"), "cannot be read here: IndexError"),
+        (_hinted("list["), "cannot be read here: SyntaxError"),
+        (_hinted("Nobody"), "cannot be read here: NameError"),
+        (_hinted("WithUnreadableField"), "the hints of WithUnreadableField cannot be read: AttributeError"),
+    ],
+)
+def test_a_hint_that_cannot_be_evaluated_is_named_whatever_it_raises(call: Any, says: str) -> None:
+    with pytest.raises(SchemaError, match=r"the output of 'x' is not known") as refused:
+        inferred_output(call, "'x'", is_iterable=False)
+    assert says in str(refused.value)
+
+
+def test_a_variable_around_that_has_no_value_yet_is_no_error_of_the_hint() -> None:
+    def made() -> Any:
+        def rows(record: Any) -> Mean:
+            return Mean(record, later)
+
+        if not rows:
+            later = 1.0
+        return rows
+
+    assert inferred_output(made(), "'x'", is_iterable=False).simpleString() == MEAN

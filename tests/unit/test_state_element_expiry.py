@@ -11,7 +11,8 @@ import pytest
 
 from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
-from flinkish_spark.operators.group_state import OWNER, BasePolicy, table_bytes
+from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.payloads import OWNER, table_bytes
 from flinkish_spark.operators.stored_groups import whole_group
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.testing.operator_harness import OperatorHarness, Snapshot
