@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.operators.frames import Frame, FrameError, unpack_frame
+from flinkish_spark.runtime.python_values import to_values
 
 #: Name of the section that says whose a value is.
 OWNER = ""
@@ -98,6 +99,20 @@ def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
             return table
     except _UNREADABLE as error:
         raise _damaged(what, error) from error
+
+
+def values_in(state: str, column: pa.Array) -> list[Any]:
+    """Return the values of a state's column as Python's.
+
+    Raises
+    ------
+    FrameError
+        Python takes them not: a map has a key twice, a text is no UTF-8.
+    """
+    try:
+        return to_values(column)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise FrameError(f"what is stored of state {state!r} cannot be read: {error}") from error
 
 
 def checked_frame(data: bytes | memoryview) -> Frame:

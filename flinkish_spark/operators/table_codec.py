@@ -29,13 +29,12 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain, Timer
-from flinkish_spark.operators.frames import FrameError
+from flinkish_spark.operators.payloads import values_in
 from flinkish_spark.operators.stored_rows import Row, to_row
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.hinted_types import each_of_list, each_of_map
 from flinkish_spark.runtime.named_rows import RowError, RowForm
-from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -256,7 +255,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     """Return the rows of a batch that has the layout's columns, in their order."""
     columns = {
-        name: _read_values(layout, column)
+        name: values_in(layout.name, column)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
@@ -292,17 +291,9 @@ def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any
 
 def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
     """Return the values of such columns, of entries that are all there."""
-    values = _gather([_read_values(layout, column) for column in columns])
+    values = _gather([values_in(layout.name, column) for column in columns])
     decode = layout.decode
     return values if decode is None else [None if one is None else decode(one) for one in values]
-
-
-def _read_values(layout: TableLayout, column: pa.Array) -> list[Any]:
-    """Return what is stored, which Python may not take: a map with a key twice, a text that is no UTF-8."""
-    try:
-        return to_values(column)
-    except (KeyError, ValueError, OverflowError) as error:
-        raise FrameError(f"what is stored of state {layout.name!r} cannot be read: {error}") from error
 
 
 def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
