@@ -143,9 +143,9 @@ def changed_group(
     FrameError
         The value is damaged.
     """
-    sections: dict[str, bytes | memoryview] = {} if value is None else dict(unpack_frame(value))
-    registered = {} if value is None else owner_in(unpack_frame(value)).get("registered", {})
-    sections.pop(OWNER, None)
+    frame = {} if value is None else unpack_frame(value)
+    registered = owner_in(frame).get("registered", {})
+    sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
     for name, table in changes.items():
         sections.pop(name, None)
         if table.num_rows:
