@@ -32,7 +32,7 @@ from flinkish_spark.state import (
 )
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
 from flinkish_spark.state.expiring_containers import ExpiringListState, ExpiringMapState
-from flinkish_spark.state.handed_out import Naming, as_fields, may_change, naming_of
+from flinkish_spark.state.handed_out import HandedOut, as_fields, may_change, naming_of
 from flinkish_spark.state.map_keys import MapKeys
 from flinkish_spark.state.tables import ExpiringTable, KeyScope, StateTable
 from flinkish_spark.state.values import TabledValueState
@@ -191,7 +191,7 @@ class KeyedStates(SubtaskFacts):
                 what_to_do="give one" if method is None else f"call {method}() with it",
             )
 
-    def _handed_out(self, ddl: str) -> tuple[Naming | None, bool]:
+    def _handed_out(self, ddl: str) -> tuple[HandedOut | None, bool]:
         """Return what names the values that are handed out, and whether they may be changed in place."""
         return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Self, SupportsIndex, TypeVar, overload
 
-from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.handed_out import HandedOut
 from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
 
@@ -25,7 +25,7 @@ class ListState(MutableSequence[V]):
     __slots__ = ("_lend", "_naming", "_scope", "_table")
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
     ) -> None:
         self._scope, self._table, self._naming = scope, table, naming
         #: For elements that go out and may be changed there.
@@ -167,7 +167,7 @@ class MapState(MutableMapping[K, V]):
         self,
         scope: KeyScope,
         table: StateTable,
-        naming: Naming | None = None,
+        naming: HandedOut | None = None,
         lends: bool = False,
         keys: MapKeys | AnyKeys = ANY_KEYS,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 
 from flinkish_spark.state.containers import ListState, MapState
 from flinkish_spark.state.element_tables import ExpiringLists, ExpiringMaps
-from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.handed_out import HandedOut
 from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
 
@@ -26,7 +26,7 @@ class ExpiringListState(ListState[V]):
     _table: ExpiringLists
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: Naming | None = None, lends: bool = False
+        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
     ) -> None:
         super().__init__(scope, table, naming, lends)
         self._lends = lends
@@ -104,7 +104,7 @@ class ExpiringMapState(MapState[K, V]):
         self,
         scope: KeyScope,
         table: StateTable,
-        naming: Naming | None = None,
+        naming: HandedOut | None = None,
         lends: bool = False,
         keys: MapKeys | AnyKeys = ANY_KEYS,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What functions are handed of a state: by declared types, whether it can be changed in place, and its names.
+"""What functions are handed of a state, by declared types: can it be changed in place, its names, its form.
 
 A value that can be changed in place (a list, a dict, an instance) belongs to the state: what a function does
 to it counts, whether or not it puts the value back. Values that cannot be changed cost nothing.
@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from flinkish_spark.runtime.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.runtime.hinted_types import hints_of, is_record, without_none
 from flinkish_spark.runtime.named_rows import RowError, RowForm, element_class
+from flinkish_spark.state.stored_forms import StoredForm, changes
 
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
 
@@ -55,14 +56,61 @@ class Naming:
         return self._make(value) if len(value) == self._width else value
 
 
-def naming_of(ddl: str) -> Naming | None:
-    """Return what names the values of a declared type; None if it is one type, or a class of the user's."""
+class FormedNaming(Naming):
+    """The same where fields are of types that make other values of some.
+
+    Parameters
+    ----------
+    fields
+        In their order.
+    """
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, fields: T.StructType) -> None:
+        super().__init__(list(fields.names))
+        self._forms = [(at, StoredForm(field.dataType)) for at, field in enumerate(fields) if _changes(field)]
+
+    def __call__(self, value: Any) -> Any:
+        """Return a row under its names, its fields as they will be read."""
+        row = super().__call__(value)
+        if type(row) is not self.kind:
+            return row
+        fields = list(row)
+        for at, form in self._forms:
+            fields[at] = form(fields[at])
+        return self._make(fields)
+
+
+#: From what a function puts into a state to what it is handed: in the next micro-batch, and from now on.
+HandedOut = Naming | StoredForm
+
+
+def naming_of(ddl: str) -> HandedOut | None:
+    """Return what makes of values of a declared type what functions are handed.
+
+    None where that is what they put: of most single types, and of a class of the user's.
+
+    Examples
+    --------
+    >>> naming_of("n LONG, price FLOAT")({"n": 1, "price": 0.1})
+    Record(n=1, price=0.10000000149011612)
+    >>> naming_of("LONG") is None
+    True
+    """
     return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
 
 
 @functools.lru_cache(maxsize=256)
-def _naming(ddl: str) -> Naming | None:
-    return Naming(list(parse_ddl(ddl).names)) if is_field_list(ddl) else None  # type: ignore[attr-defined]
+def _naming(ddl: str) -> HandedOut | None:
+    kind = parse_ddl(ddl)
+    if not isinstance(kind, T.StructType) or not is_field_list(ddl):
+        return StoredForm(kind) if changes(kind) else None
+    return FormedNaming(kind) if any(map(_changes, kind)) else Naming(list(kind.names))
+
+
+def _changes(field: T.StructField) -> bool:
+    return changes(field.dataType)
 
 
 def as_fields(ddl: str) -> str:

@@ -9,10 +9,6 @@ that costs less than a call.
 from __future__ import annotations
 
 import datetime
-import decimal
-import math
-import struct
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +19,7 @@ from flinkish_spark.errors import SchemaError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.python_values import to_values
-
-Convert = Callable[[Any], Any]
+from flinkish_spark.state.stored_forms import quick_of
 
 #: Types of Python's of which each value is what it will be; one that the declared type is too narrow for is
 #: refused where it is stored.
@@ -36,7 +31,6 @@ _KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
     ((T.DateType,), datetime.date),
     ((T.DayTimeIntervalType,), datetime.timedelta),
 )
-_SINGLE = struct.Struct("<f")
 
 
 class MapKeys:
@@ -66,7 +60,7 @@ class MapKeys:
         self._arrow: pa.DataType = to_arrow_type(kind, timezone="UTC")
         #: The type of which each value stays what it is; whoever meets another one calls `put` or `sought`.
         self.kept: type | None = next((own for kinds, own in _KEPT if isinstance(kind, kinds)), None)
-        self._quick = _quick_of(kind)
+        self._quick = quick_of(kind)
 
     def put(self, key: Any) -> Any:
         """Return a key as it will be read again.
@@ -127,57 +121,3 @@ class AnyKeys:
 
 
 ANY_KEYS = AnyKeys()
-
-
-def _double(key: Any) -> float | None:
-    if type(key) is not float:
-        return None
-    # NaN is one key, as in Spark and Java: this object, which readers put in the place of others.
-    return key if key == key else math.nan
-
-
-def _float(key: Any) -> float | None:
-    if type(key) is not float:
-        return None
-    try:
-        single: float = _SINGLE.unpack(_SINGLE.pack(key))[0]
-    except OverflowError:
-        # Said in full by who comes next.
-        return None
-    return single if single == single else math.nan
-
-
-def _utc(key: Any) -> datetime.datetime | None:
-    if type(key) is not datetime.datetime:
-        return None
-    if key.tzinfo is None:
-        return key.replace(tzinfo=datetime.UTC, fold=0)
-    return key if key.tzinfo is datetime.UTC else None
-
-
-def _local(key: Any) -> datetime.datetime | None:
-    return key if type(key) is datetime.datetime and key.tzinfo is None and not key.fold else None
-
-
-def _decimal_of(scale: int) -> Convert:
-    def decimal_of(key: Any) -> decimal.Decimal | None:
-        if type(key) is not decimal.Decimal:
-            return None
-        # Equal to what is read, which may have more zeros.
-        exponent = key.as_tuple().exponent
-        return key if isinstance(exponent, int) and exponent >= -scale else None
-
-    return decimal_of
-
-
-def _quick_of(kind: T.DataType) -> Convert | None:
-    return _decimal_of(kind.scale) if isinstance(kind, T.DecimalType) else _QUICK.get(type(kind))
-
-
-#: Short ways for the commonest values of other types; None: there is none for this value.
-_QUICK: dict[type[T.DataType], Convert] = {
-    T.DoubleType: _double,
-    T.FloatType: _float,
-    T.TimestampType: _utc,
-    T.TimestampNTZType: _local,
-}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flinkish_spark.runtime.taken_values import taken
-from flinkish_spark.state.handed_out import Naming
+from flinkish_spark.state.handed_out import HandedOut
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TabledValueState(ValueState[V]):
         scope: KeyScope,
         table: StateTable,
         default: V | None = None,
-        naming: Naming | None = None,
+        naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
         super().__init__(scope, table, default if naming is None else naming(default))
@@ -115,7 +115,7 @@ class ReducingState(Generic[V]):
         scope: KeyScope,
         table: StateTable,
         reduce: Reducer | Callable[[V, V], V],
-        naming: Naming | None = None,
+        naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
         self._scope, self._table = scope, table
@@ -154,7 +154,7 @@ class AggregatingState:
         scope: KeyScope,
         table: StateTable,
         aggregate: AggregateFunction,
-        naming: Naming | None = None,
+        naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:
         self._scope, self._table, self._aggregate = scope, table, aggregate
