@@ -151,11 +151,18 @@ class AlignedWindows(ColumnWindows):
         return Assigned(of_part, start_ms, later_ms(start_ms, self.size_ms))
 
     def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
-        """Windows of a key with the same start are one."""
-        order = np.lexsort((start_ms, key))
-        key, start_ms = key[order], start_ms[order]
-        begins = _begins((key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]), len(order))
-        return Together(order, begins, start_ms[begins], end_ms[order[begins]])
+        """Windows of a key with the same bounds are one."""
+        if (end_ms - start_ms == self.size_ms).all():
+            order = np.lexsort((start_ms, key))
+            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
+            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1])
+        else:
+            # Some are of an earlier program, of another size, or cut where 64 bits end.
+            order = np.lexsort((end_ms, start_ms, key))
+            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
+            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
+        begins = _begins(breaks, len(order))
+        return Together(order, begins, start_ms[begins], end_ms[begins])
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,17 @@ def test_sessions_merge_over_micro_batches_and_what_they_were_is_gone() -> None:
     assert run.entries(FOLDED) == {}
 
 
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(10, 20), (20, 10)])
+def test_windows_of_an_earlier_program_take_no_elements_of_those_of_another_size(before_ms, after_ms) -> None:
+    """They begin at the same time; so it is in one loop, too."""
+    run = folding(TumblingEventTimeWindows(before_ms), TOTAL)
+    push(run, ("a", 1, 3), ("a", 2, 7))
+    after = folding(TumblingEventTimeWindows(after_ms), TOTAL, restore=run.snapshot())
+    push(after, ("a", 4, 4))
+    after.watermark(MAX_WATERMARK_MS)
+    assert sorted(after.take().rows) == [("a", 3, ms(0), ms(before_ms)), ("a", 4, ms(0), ms(after_ms))]
+
+
 def test_types_and_what_is_null_survive_the_state() -> None:
     schema = "k INT, n LONG, x DOUBLE, d DECIMAL(10, 2), s STRING, t TIMESTAMP, f FLOAT"
     names = {"n": Fold.SUM, "x": Fold.MAX, "d": Fold.SUM, "s": Fold.MIN, "t": Fold.MAX, "f": Fold.SUM}
