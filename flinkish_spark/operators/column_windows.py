@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.key_index import Array, group_numbers
 from flinkish_spark.windows.assigners import (
     EventTimeSessionWindows,
@@ -124,14 +124,22 @@ class AlignedWindows(ColumnWindows):
 
     def slices(self, times_ms: Array) -> Array:
         """Return a time that is the same for times that share all windows; their own for times in none."""
-        into = (times_ms - self.offset_ms) % self.slide_ms
+        into = self._into_slide(times_ms)
         begins: Array = times_ms - into
         rest = self.size_ms % self.slide_ms
         if rest:
             # Windows end between two starts: what is behind that end is in one window less.
             behind = begins + rest if self.size_ms > self.slide_ms else times_ms
             begins = np.where(into < rest, begins, behind)
-        return begins
+        # Before 64 bits begin a slice has no such time; there is one of that kind at most.
+        return np.where(begins > times_ms, MIN_WATERMARK_MS, begins)
+
+    def _into_slide(self, times_ms: Array) -> Array:
+        """Return how long before each time a window begins, without leaving 64 bits on the way."""
+        into: Array = times_ms % self.slide_ms
+        if self.offset_ms:
+            into = (into - self.offset_ms % self.slide_ms) % self.slide_ms
+        return into
 
     def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
         """Divide elements into slices."""
@@ -142,20 +150,31 @@ class AlignedWindows(ColumnWindows):
 
     def assign(self, first_ms: Array, last_ms: Array) -> Assigned:
         """Return the windows around times, the latest first."""
-        into = (first_ms - self.offset_ms) % self.slide_ms
+        into = self._into_slide(first_ms)
         latest = first_ms - into
-        counts = np.maximum((self.size_ms - into + self.slide_ms - 1) // self.slide_ms, 0)
+        counts = np.maximum(-((into - self.size_ms) // self.slide_ms), 0)
         of_part = np.repeat(np.arange(len(first_ms)), counts)
         before = np.arange(len(of_part)) - np.repeat(np.cumsum(counts) - counts, counts)
         start_ms = latest[of_part] - before * self.slide_ms
-        return Assigned(of_part, start_ms, later_ms(start_ms, self.size_ms))
+        end_ms = start_ms + self.size_ms
+        # Windows are around their times: a bound on the wrong side of those has left 64 bits, and is cut.
+        times_ms = first_ms[of_part]
+        start_ms = np.where(start_ms > times_ms, MIN_WATERMARK_MS, start_ms)
+        return Assigned(of_part, start_ms, np.where(end_ms <= times_ms, MAX_WATERMARK_MS, end_ms))
 
     def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
-        """Windows of a key with the same start are one."""
-        order = np.lexsort((start_ms, key))
-        key, start_ms = key[order], start_ms[order]
-        begins = _begins((key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]), len(order))
-        return Together(order, begins, start_ms[begins], end_ms[order[begins]])
+        """Windows of a key with the same bounds are one."""
+        if (end_ms - start_ms == self.size_ms).all():
+            order = np.lexsort((start_ms, key))
+            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
+            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1])
+        else:
+            # Some are of an earlier program, of another size, or cut where 64 bits end.
+            order = np.lexsort((end_ms, start_ms, key))
+            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
+            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
+        begins = _begins(breaks, len(order))
+        return Together(order, begins, start_ms[begins], end_ms[begins])
 
 
 @dataclass(frozen=True)
@@ -179,7 +198,7 @@ class SessionWindows(ColumnWindows):
         is_rising = not len(times_ms) or (times_ms[1:] >= times_ms[:-1]).all()
         order = _stably(key) if is_rising else np.lexsort((times_ms, key))
         key, ordered_ms = key[order], times_ms[order]
-        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] - ordered_ms[:-1] > self.gap_ms)
+        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > later_ms(ordered_ms[:-1], self.gap_ms))
         begins = _begins(breaks, len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
         first = np.minimum.reduceat(order, begins) if len(order) else begins

@@ -138,6 +138,8 @@ class SessionOperator(MergingWindowOperator):
 
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         scope, timers, watermark_ms = self._scope, self._timers, self._timers.watermark_ms
+        if not windows:
+            return False
         key, window = scope.key, windows[0]
         start_ms, end_ms = window
         known = self._of_keys.entries.get(key, ())

@@ -24,7 +24,7 @@ CHANGED = -1
 
 @dataclass(frozen=True)
 class Pool:
-    """Open windows, at most one with the same key and start.
+    """Open windows, at most one with the same key and bounds.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class _Continuous(Trigger):
         if ctx.get_partitioned_state(self._next_ms).get() is None:
             first_ms = time_ms - time_ms % self._interval_ms + self._interval_ms
             # Not behind the end, where the window is cleared: an element may come in its last millisecond.
-            self._set(min(first_ms, window.max_timestamp_ms), ctx)
+            self._set(min(first_ms, _limit_ms(time_ms, window)), ctx)
 
     def _at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         next_ms = ctx.get_partitioned_state(self._next_ms)
@@ -69,8 +69,7 @@ class _Continuous(Trigger):
 
     def _plan(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
         """Plan the firing after one: also at the window's end, unless that is past."""
-        end_ms = window.max_timestamp_ms
-        limit_ms = end_ms if time_ms < end_ms else MAX_WATERMARK_MS
+        limit_ms = _limit_ms(time_ms + 1, window)
         planned_ms = min(time_ms + self._interval_ms, limit_ms)
         if planned_ms > time_ms:
             self._set(planned_ms, ctx)
@@ -86,6 +85,16 @@ class _Continuous(Trigger):
     @abstractmethod
     def _delete(self, time_ms: int, ctx: TriggerContext) -> None:
         """Delete a timer of the trigger's clock."""
+
+
+def _limit_ms(time_ms: int, window: TimeWindow) -> int:
+    """Return the latest that a window may fire from a time on: at its end, unless that is past.
+
+    It is where windows go by event time and the trigger by the clock: records may be days old. Then there is
+    no firing at the end, and above all none for each interval since.
+    """
+    end_ms = window.max_timestamp_ms
+    return end_ms if time_ms <= end_ms else MAX_WATERMARK_MS
 
 
 class ContinuousEventTimeTrigger(_Continuous):

@@ -16,7 +16,7 @@ from flinkish_spark.graph.operator_factories import FoldingWindows
 from flinkish_spark.operators import column_windows
 from flinkish_spark.operators.column_folds import AggregateOverflow
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
-from flinkish_spark.operators.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.vectorized_windows import ELEMENTS, FOLDED, LAST_MS
@@ -24,7 +24,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import BEHIND, arrow_schema, in_order
 from flinkish_spark.savepoints.group_writers import next_timers
-from flinkish_spark.testing import columns_harness, fold_harness
+from flinkish_spark.testing import ProgramHarness, columns_harness, fold_harness
 from flinkish_spark.testing.fold_harness import FoldHarness
 from flinkish_spark.testing.operator_harness import Snapshot
 from flinkish_spark.windowed_stream import WindowedStream
@@ -41,6 +41,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowSpec,
+    WithWindow,
     count_window,
 )
 from tests.windows_support import INPUT, TINY
@@ -119,6 +120,63 @@ def test_sessions_merge_over_micro_batches_and_what_they_were_is_gone() -> None:
     run.watermark(12)
     assert sorted(run.take().rows) == [("a", 1, 11, ms(0), ms(13)), ("b", 4, 4, ms(8), ms(13))]
     assert run.entries(FOLDED) == {}
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(10, 20), (20, 10)])
+def test_windows_of_an_earlier_program_take_no_elements_of_those_of_another_size(before_ms, after_ms) -> None:
+    """They begin at the same time; so it is in one loop, too."""
+    run = folding(TumblingEventTimeWindows(before_ms), TOTAL)
+    push(run, ("a", 1, 3), ("a", 2, 7))
+    after = folding(TumblingEventTimeWindows(after_ms), TOTAL, restore=run.snapshot())
+    push(after, ("a", 4, 4))
+    after.watermark(MAX_WATERMARK_MS)
+    assert sorted(after.take().rows) == [("a", 3, ms(0), ms(before_ms)), ("a", 4, ms(0), ms(after_ms))]
+
+
+@pytest.mark.parametrize(
+    "assigner",
+    [
+        EventTimeSessionWindows(5),
+        EventTimeSessionWindows(MAX_WATERMARK_MS),
+        TumblingEventTimeWindows(10, 3),
+        TumblingEventTimeWindows(1 << 62, 1 << 61),
+        TumblingEventTimeWindows(MAX_WATERMARK_MS, 2 - MAX_WATERMARK_MS),
+        SlidingEventTimeWindows(12, 5, -4),
+        SlidingEventTimeWindows(3, 7, 6),
+    ],
+)
+@pytest.mark.parametrize(
+    "times_ms",
+    [
+        (MIN_WATERMARK_MS + 5, MAX_WATERMARK_MS - 7),
+        (MIN_WATERMARK_MS + 1, MIN_WATERMARK_MS, MAX_WATERMARK_MS - 1, MAX_WATERMARK_MS),
+        (-(1 << 62) - 5, (1 << 62) + 5),
+        (-1, -10, -11, -3),
+    ],
+)
+def test_times_may_be_anywhere_in_64_bits(assigner, times_ms) -> None:
+    """Windows there, and which of them are one, are those of the loop, which reckons with any numbers."""
+
+    def over_columns(rows):
+        return rows.key_by("k").window(assigner).sum("n", uid="sums")
+
+    def looped(rows):
+        both, bounds = (
+            lambda one, other: (one.k, one.n + other.n),
+            "window_start TIMESTAMP, window_end TIMESTAMP",
+        )
+        windows = rows.key_by("k").window(assigner)
+        return windows.reduce(both, WithWindow(), output=f"k STRING, n LONG, {bounds}", uid="sums")
+
+    found = []
+    for program in (over_columns, looped):
+        run = ProgramHarness(program, "k STRING, n LONG")
+        run.push_all([(("a", 1 << at), time_ms) for at, time_ms in enumerate(times_ms)])
+        run.end_of_input()
+        output = run.take()
+        rows = zip(map(tuple, output.rows), output.times_ms, strict=True)
+        found.append((sorted(map(repr, rows)), output.counts))
+    assert found[0] == found[1]
 
 
 def test_types_and_what_is_null_survive_the_state() -> None:

@@ -344,6 +344,17 @@ def test_a_continuous_trigger_fires_at_the_end_whenever_the_first_element_comes(
     assert (left(one), one.timer_count()) == ({}, 0)
 
 
+def test_a_continuous_trigger_does_not_make_up_for_intervals_since_an_old_window_ended() -> None:
+    one = Restoring(WindowSpec(TumblingEventTimeWindows(10), ContinuousProcessingTimeTrigger(100)), TOTAL)
+    one.processing_time(100_050)
+    one.push((1, 3))
+    assert one.processing_time(100_099).rows == []
+    assert one.processing_time(100_100).rows == [("a", 1)]
+    assert one.processing_time(100_200).rows == [("a", 1)]
+    one.watermark(9)
+    assert (left(one), one.timer_count()) == ({}, 0)
+
+
 def test_a_continuous_trigger_leaves_no_timers_of_merged_windows_behind() -> None:
     one = Restoring(WindowSpec(EventTimeSessionWindows(50), ContinuousEventTimeTrigger(10)), TOTAL)
     for time_ms in range(0, 40):

@@ -14,6 +14,7 @@ from flinkish_spark.windows import (
     CountTrigger,
     DeltaEvictor,
     DynamicEventTimeSessionWindows,
+    EventTimeSessionWindows,
     EventTimeTrigger,
     Evictor,
     GlobalWindows,
@@ -81,6 +82,24 @@ def test_an_own_assigner_may_give_several_windows_or_none() -> None:
     run.end_of_input()
     output = run.take()
     assert not output.rows and not output.counts
+
+
+class NotOfNegatives(EventTimeSessionWindows):
+    def assign_windows(self, value, timestamp_ms, processing_time_ms):
+        if value.amount < 0:
+            return []
+        return super().assign_windows(value, timestamp_ms, processing_time_ms)
+
+
+def test_an_own_assigner_of_sessions_may_give_no_window() -> None:
+    run = running(lambda keyed: keyed.window(NotOfNegatives(5)))
+    run.push_all([(("ann", -1), 0), (("ann", 1), 3), (("ann", -2), 7), (("ann", 4), 8)])
+    run.watermark(12)
+    run.push(("ann", -4), 9)
+    output = run.take()
+    assert [tuple(row) for row in output.rows] == [("ann", "1 4")]
+    # The last one has no window, and its time is over: it is late, as in windows that do not merge.
+    assert output.counts == {"late_records_dropped": 1}
 
 
 def test_an_assigner_without_a_clock_is_refused() -> None:
