@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.operators.elements import TimeDomain, Timer
+from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain, Timer
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.runtime.python_values import to_values
@@ -73,6 +73,8 @@ def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list
     times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
     if times.dtype.kind not in "iu":
         raise TypeError(f"times of timers are milliseconds as whole numbers, not {times.dtype}")
+    if times.dtype.kind == "u" and (times > MAX_WATERMARK_MS).any():
+        raise ValueError(f"a timer's time is {times.max()}; 64 bits with a sign must hold it")
     parts = [to_values(column.take(pa.array(chosen))) for column in index.keys]
     keys = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
     return list(zip(keys, index.hashes[chosen].tolist(), times.tolist(), strict=True))

@@ -254,6 +254,15 @@ def test_times_of_timers_are_whole_numbers() -> None:
         VectorizedHarness(Half(), ORDERS, ORDERS, "user").push_all([(("ann", 1), 1)])
 
 
+def test_times_of_timers_are_at_most_the_end_of_time() -> None:
+    class Late(Again):
+        def process_batch(self, batch, ctx):
+            ctx.register_event_time_timers(np.array([1 << 63] * len(ctx.index), dtype=np.uint64))
+
+    with pytest.raises(ValueError, match="a timer's time is 9223372036854775808; 64 bits"):
+        VectorizedHarness(Late(), ORDERS, ORDERS, "user").push_all([(("ann", 1), 1)])
+
+
 def test_the_example_of_the_harness_does_what_it_says() -> None:
     found = doctest.testmod(vectorized_harness)
     assert found.attempted > 0
