@@ -36,6 +36,9 @@ class LookupTable(ABC):
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
         """Return the rows of keys, of which there are none twice; one without rows may be left out.
 
+        Rows are tuples, or say the names of their fields: dicts, dataclasses, Rows. Of one field the value
+        itself will do. A join with a function gives it the rows as they are.
+
         An exception ends the micro-batch, which is run again after the restart.
         """
 

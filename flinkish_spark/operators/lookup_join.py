@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
+from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.elements import OutputTag, tag_name
 from flinkish_spark.operators.group_run import ElementFailed, Emitted
+from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.without_keys import NoKeyedState
+from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
 from flinkish_spark.runtime.taken_values import taken
 
 Rows = Sequence[Any]
@@ -32,7 +34,7 @@ class LookupJoinRun:
 
     def __init__(self, join: LookupJoin, uid: str, max_parallelism: int) -> None:
         self._join, self._function = join, join.actual_function
-        self._answers = _Answers(join.table, join.cache, join.keys_per_call)
+        self._answers = _Answers(join, uid)
         self._context = _LookupContext()
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
@@ -98,8 +100,11 @@ class LookupJoinRun:
 class _Answers:
     """Asks the table for what is not cached."""
 
-    def __init__(self, table: LookupTable, cache: LookupCache | None, keys_per_call: int) -> None:
-        self._table, self._cache, self._keys_per_call = table, cache, keys_per_call
+    def __init__(self, join: LookupJoin, uid: str) -> None:
+        self._table, self._cache, self._keys_per_call = join.table, join.cache, join.keys_per_call
+        self._says = f"operator '{uid}': {type(join.table).__name__}.lookup() returned"
+        # A function knows what its table returns.
+        self._form = None if join.function is not None else _RowForm(ElementType(join.right_type))
         #: Rows, and when they were read; those that were used last are last.
         self._kept: OrderedDict[Any, tuple[Rows, int]] = OrderedDict()
 
@@ -124,17 +129,23 @@ class _Answers:
         answer = self._table.lookup(keys)
         if not isinstance(answer, Mapping):
             raise LookupAnswerWrong(
-                f"{type(self._table).__name__}.lookup() returned {type(answer).__name__}; it must return a "
-                "mapping from keys to lists of rows"
+                f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"
             )
         rows_of = {key: answer.get(key, ()) for key in keys}
         for key, rows in rows_of.items():
             if not isinstance(rows, list | tuple) or hasattr(rows, "_fields"):
                 raise LookupAnswerWrong(
-                    f"{type(self._table).__name__}.lookup() returned {rows!r} for the key {key!r}; it must "
-                    "be a list of rows"
+                    f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
                 )
+            if rows and self._form is not None:
+                rows_of[key] = self._formed(key, rows, self._form)
         return rows_of
+
+    def _formed(self, key: Any, rows: Rows, form: _RowForm) -> Rows:
+        try:
+            return [form(row) for row in rows]
+        except RowError as error:
+            raise LookupAnswerWrong(f"{self._says} a wrong row for the key {key!r}: {error}") from error
 
     def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
         if self._cache is None:
@@ -144,6 +155,35 @@ class _Answers:
             self._kept.move_to_end(key)
         while len(self._kept) > self._cache.max_keys:
             self._kept.popitem(last=False)
+
+
+class _RowForm:
+    """Makes of a table's rows what is put behind the fields of an element: those with names go by name."""
+
+    def __init__(self, row: ElementType) -> None:
+        self._names = [field.name for field in row.fields]
+        self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
+
+    def __call__(self, row: Any) -> Any:
+        """Return a row as it was declared.
+
+        Raises
+        ------
+        RowError
+            It is none, or has other fields.
+        """
+        if self._tuple_of is None or row is None:
+            return row
+        try:
+            found = self._tuple_of(row)
+        except NoRowError:
+            if len(self._names) > 1:
+                raise
+            # As a table of one column has it.
+            found = (row,)
+        if len(found) != len(self._names):
+            raise RowError(f"{len(found)} fields, declared are {len(self._names)}: {', '.join(self._names)}")
+        return found
 
 
 class _LookupContext:

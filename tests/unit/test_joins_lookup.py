@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+from dataclasses import dataclass
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import Row
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.joins import (
@@ -138,6 +140,47 @@ def test_failures_name_the_element_or_the_table() -> None:
 
     with pytest.raises(KeyedStateWithoutKey, match="operator 'lookup' asks for the state 'x'"):
         run_of(Table({}), function=Keyed())
+
+
+@dataclass
+class User:
+    age: int
+    name: str
+
+
+@pytest.mark.parametrize("row", [{"age": 1, "name": "ann"}, Row(age=1, name="ann"), User(1, "ann")])
+def test_rows_with_names_go_by_name(row) -> None:
+    assert run_of(Table({"a": [row]})).run([("a", 1)], None, 0).rows == [("a", 1, "ann", 1)]
+
+
+def test_a_row_of_one_field_may_be_its_value() -> None:
+    # So does SqliteTable return it, where there is one column.
+    for rows in (["ann"], [("ann",)], [{"name": "ann"}]):
+        join = LookupJoin(LEFT, "name STRING", key_of=lambda e: e[0], table=Table({"a": rows}))
+        assert LookupJoinRun(join, "lookup", 4).run([("a", 1)], None, 0).rows == [("a", 1, "ann")]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("ab", "a str; a row is a tuple"),
+        (("ann",), "1 fields, declared are 2: name, age"),
+        ({"name": "ann", "years": 1}, "the field 'years', declared are name, age"),
+    ],
+)
+def test_a_row_that_is_none_names_operator_table_and_key(row, why) -> None:
+    says = rf"operator 'lookup': Table.lookup\(\) returned a wrong row for the key 'a': {why}"
+    with pytest.raises(LookupAnswerWrong, match=says):
+        run_of(Table({"a": [row]})).run([("a", 1)], None, 0)
+
+
+def test_a_function_gets_rows_as_the_table_returned_them() -> None:
+    class Shown(ProcessJoinFunction):
+        def process_element(self, left, right, ctx):
+            yield (right["years"],)
+
+    run = run_of(Table({"a": [{"years": 1}]}), function=Shown())
+    assert run.run([("a", 1)], None, 0).rows == [(1,)]
 
 
 @pytest.fixture
