@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from pyspark.sql import types as T
 
@@ -42,6 +43,8 @@ class LookupTransform(LocatedTransform):
         Name of the side output that is read; None for the main output.
     wraps
         As of :class:`~flinkish_spark.graph.python_transforms.RowTransform`.
+    kept_as
+        By what name workers keep answers; those of side outputs are the same.
     """
 
     join: LookupJoin
@@ -50,6 +53,7 @@ class LookupTransform(LocatedTransform):
     origins: Origins
     wraps: type[KeepsTimes] | None = None
     side: str | None = None
+    kept_as: str = field(default_factory=lambda: uuid4().hex)
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
@@ -91,7 +95,7 @@ class LookupTransform(LocatedTransform):
         carried = tuple(field for field in given if field.name.startswith(PREFIX))
         output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried, self.origins, self.side)
+        return LookupRows(join, name, output, carried, self.origins, self.side, self.kept_as)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

@@ -48,7 +48,7 @@ class LookupTable(ABC):
 
 @dataclass(frozen=True)
 class LookupCache:
-    """How long answers are kept, also those that there are no rows; in memory only, per worker.
+    """How long answers are kept, also those that there are no rows; in the memory of each Python worker.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class LookupJoin:
     function
         What is made of a pair; None: the fields of both.
     cache
-        What is kept of the answers; None: each micro-batch asks anew.
+        What is kept of the answers; None: each batch of a micro-batch asks anew.
     keys_per_call
         At most; the keys of a micro-batch are asked for together.
 

@@ -9,6 +9,7 @@ from typing import Any
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.elements import OutputTag, tag_name
 from flinkish_spark.operators.group_run import ElementFailed, Emitted
+from flinkish_spark.operators.lookup_answers import KeptAnswers
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
@@ -30,11 +31,15 @@ class LookupJoinRun:
         What to do.
     uid, max_parallelism
         Of the operator.
+    kept
+        What was kept of answers, if the join has a cache.
     """
 
-    def __init__(self, join: LookupJoin, uid: str, max_parallelism: int) -> None:
+    def __init__(
+        self, join: LookupJoin, uid: str, max_parallelism: int, kept: KeptAnswers | None = None
+    ) -> None:
         self._join, self._function = join, join.actual_function
-        self._answers = _Answers(join, uid)
+        self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
         self._context = _LookupContext()
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
@@ -100,20 +105,20 @@ class LookupJoinRun:
 class _Answers:
     """Asks the table for what is not cached."""
 
-    def __init__(self, join: LookupJoin, uid: str) -> None:
+    def __init__(self, join: LookupJoin, uid: str, kept: KeptAnswers) -> None:
         self._table, self._cache, self._keys_per_call = join.table, join.cache, join.keys_per_call
         self._says = f"operator '{uid}': {type(join.table).__name__}.lookup() returned"
         # A function knows what its table returns.
         self._form = None if join.function is not None else _RowForm(ElementType(join.right_type))
-        #: Rows, and when they were read; those that were used last are last.
-        self._kept: OrderedDict[Any, tuple[Rows, int]] = OrderedDict()
+        self._kept = kept
 
     def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
         found: dict[Any, Rows] = {}
         missing = []
         for key in dict.fromkeys(key for key in keys if _is_known(key)):
             kept = self._kept.get(key)
-            if kept is not None and self._cache is not None and now_ms < kept[1] + self._cache.ttl_ms:
+            # Where the clock was set back nobody knows how old an answer is.
+            if kept is not None and self._cache is not None and 0 <= now_ms - kept[1] < self._cache.ttl_ms:
                 self._kept.move_to_end(key)
                 found[key] = kept[0]
             else:

@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_answers import kept_answers
 from flinkish_spark.operators.lookup_join import LookupJoinRun
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.columns import PREFIX, TIME
@@ -35,6 +36,8 @@ class LookupRows:
         Control columns that go along with what is made of a row.
     side
         Name of the side output that is read; None for the main output.
+    kept_as
+        By what name a worker keeps answers from one micro-batch to the next.
     """
 
     join: LookupJoin
@@ -43,6 +46,7 @@ class LookupRows:
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
     side: str | None = None
+    kept_as: str = ""
 
     @property
     def columns(self) -> T.StructType:
@@ -51,7 +55,8 @@ class LookupRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task."""
-        run = LookupJoinRun(self.join, self.name, 1)
+        kept = None if self.join.cache is None else kept_answers(self.kept_as)
+        run = LookupJoinRun(self.join, self.name, 1, kept)
         freeze_modules()
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
         try:

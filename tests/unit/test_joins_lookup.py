@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sqlite3
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from pyspark import cloudpickle
@@ -21,9 +22,11 @@ from flinkish_spark.joins import (
 )
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_answers import forget_answers, kept_answers
 from flinkish_spark.operators.lookup_join import LookupAnswerWrong, LookupJoinRun
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import ValueStateDescriptor
+from flinkish_spark.testing import ProgramHarness
 from tests.joins_support import LEFT
 
 USERS = "name STRING, age LONG"
@@ -90,6 +93,59 @@ def test_the_cache_keeps_answers_and_misses_for_their_time_and_not_too_many() ->
     assert ask("acdb", 110)[1] == ["b"]
     # More keys than there is room for: they are there for the batch that asked.
     assert len(ask("efghb", 110)[0]) == 1
+
+
+def test_an_answer_whose_age_is_not_known_is_not_taken() -> None:
+    table = Table({})
+    run = run_of(table, cache=LookupCache(ttl_ms=100))
+    for now_ms in (1_000, 1_050, 500, 550):
+        run.run([("a", 0)], None, now_ms)
+    # The clock was set back; what is read then counts.
+    assert table.asked == [["a"]] * 2
+
+
+class Asked(LookupTable):
+    """Says when it was asked, in all its copies."""
+
+    asked: ClassVar[list[str]] = []
+
+    def lookup(self, keys):
+        self.asked.extend(keys)
+        return {key: [(key.upper(),)] for key in keys}
+
+
+def test_a_worker_keeps_answers_from_one_micro_batch_to_the_next() -> None:
+    def program(cache):
+        def found(elements):
+            key = lambda element: element.k  # noqa: E731
+            return elements.lookup_join(Asked(), "name STRING", key=key, cache=cache)
+
+        return ProgramHarness(found, LEFT)
+
+    def asked(one, *keys):
+        Asked.asked.clear()
+        one.push_all([((key, 1), None) for key in keys])
+        assert [row.name for row in one.take().rows] == [key.upper() for key in keys]
+        return list(Asked.asked)
+
+    one, other = program(LookupCache(10**9)), program(LookupCache(10**9))
+    assert [asked(one, "a", "b"), asked(one, "b", "c"), asked(one, "a", "c")] == [["a", "b"], ["c"], []]
+    # Another join keeps its own; without a cache each micro-batch asks.
+    assert [asked(other, "a"), asked(one, "a")] == [["a"], []]
+    plain = program(None)
+    assert [asked(plain, "a"), asked(plain, "a")] == [["a"], ["a"]]
+    one.crash()
+    assert asked(one, "a") == ["a"]
+
+
+def test_what_is_kept_for_joins_that_are_gone_goes() -> None:
+    forget_answers()
+    first = kept_answers("first")
+    assert kept_answers("first") is first
+    for number in range(64):
+        kept_answers(f"join {number}")
+    assert kept_answers("first") is not first
+    forget_answers()
 
 
 def test_several_columns_are_a_tuple_and_a_null_in_it_has_no_rows() -> None:
