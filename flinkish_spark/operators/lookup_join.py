@@ -12,6 +12,7 @@ from flinkish_spark.operators.group_run import ElementFailed, Emitted
 from flinkish_spark.operators.lookup_answers import KeptAnswers
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.without_keys import NoKeyedState
+from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
 from flinkish_spark.runtime.taken_values import taken
 
@@ -44,8 +45,13 @@ class LookupJoinRun:
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
-        join.table.open()
-        self._function.open(NoKeyedState(uid, max_parallelism))
+        try:
+            join.table.open()
+            self._function.open(NoKeyedState(uid, max_parallelism))
+        except BaseException:
+            # What failed first is what is told.
+            close_operator(self, uid)
+            raise
 
     def run(
         self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
@@ -80,8 +86,10 @@ class LookupJoinRun:
 
     def close(self) -> None:
         """Close the function and the table."""
-        self._function.close()
-        self._join.table.close()
+        try:
+            self._function.close()
+        finally:
+            self._join.table.close()
 
     def _keys(self, values: Sequence[Any]) -> list[Any]:
         keys: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.lookup_answers import kept_answers
 from flinkish_spark.operators.lookup_join import LookupJoinRun
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.columns import PREFIX, TIME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
@@ -55,11 +57,8 @@ class LookupRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task."""
-        kept = None if self.join.cache is None else kept_answers(self.kept_as)
-        run = LookupJoinRun(self.join, self.name, 1, kept)
-        freeze_modules()
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
-        try:
+        with self._opened() as run:
             for batch in batches:
                 made, of_row = self._made(run, batch)
                 try:
@@ -71,7 +70,21 @@ class LookupRows:
                 carried = [batch.column(one.name).take(taken) for one in self.carried]
                 rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
                 yield as_schema(rows, schema)
-        finally:
+
+    @contextmanager
+    def _opened(self) -> Iterator[LookupJoinRun]:
+        """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
+        kept = None if self.join.cache is None else kept_answers(self.kept_as)
+        with self._blame.called("open"):
+            run = LookupJoinRun(self.join, self.name, 1, kept)
+        freeze_modules()
+        try:
+            yield run
+        except BaseException:
+            # What failed first is what is told.
+            close_operator(run, self.name)
+            raise
+        with self._blame.called("close"):
             run.close()
 
     def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:

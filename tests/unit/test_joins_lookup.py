@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
@@ -25,6 +26,8 @@ from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.lookup_answers import forget_answers, kept_answers
 from flinkish_spark.operators.lookup_join import LookupAnswerWrong, LookupJoinRun
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.lookup_rows import LookupRows
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.testing import ProgramHarness
 from tests.joins_support import LEFT
@@ -237,6 +240,59 @@ def test_a_function_gets_rows_as_the_table_returned_them() -> None:
 
     run = run_of(Table({"a": [{"years": 1}]}), function=Shown())
     assert run.run([("a", 1)], None, 0).rows == [(1,)]
+
+
+class Noted(LookupTable):
+    def __init__(self, notes, fails=""):
+        self.notes, self.fails = notes, fails
+
+    def open(self):
+        self.note("open")
+
+    def lookup(self, keys):
+        self.note("lookup")
+        return {}
+
+    def close(self):
+        self.note("close")
+
+    def note(self, what):
+        self.notes.append(what)
+        if what == self.fails:
+            raise OSError(f"no {what}")
+
+
+class NotedFunction(ProcessJoinFunction):
+    def __init__(self, notes):
+        self.notes = notes
+
+    def process_element(self, left, right, ctx):
+        yield (1,)
+
+    def close(self):
+        self.notes.append("function closed")
+        raise ValueError("the function's close")
+
+
+@pytest.mark.parametrize(
+    ("fails", "told", "cause", "notes"),
+    [
+        ("open", r"open\(\) of operator 'found'", "no open", ["open", "function closed", "close"]),
+        ("lookup", "no lookup", "no lookup", ["open", "lookup", "function closed", "close"]),
+        ("", r"close\(\) of operator 'found'", "function's close", ["open", "function closed", "close"]),
+    ],
+)
+def test_table_and_function_are_closed_whatever_failed_and_errors_name_the_operator(
+    fails, told, cause, notes
+) -> None:
+    noted: list[str] = []
+    join = LookupJoin(LEFT, USERS, lambda e: e.k, Noted(noted, fails), function=NotedFunction(noted))
+    worker = LookupRows(join, "found", parse_ddl("n LONG"), ())
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "n": [1]})
+    with pytest.raises(Exception, match=told) as caught:
+        list(worker(iter([batch] if fails else [])))
+    assert cause in str(caught.value)
+    assert noted == notes
 
 
 @pytest.fixture
