@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sqlite3
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar
 
 import pyarrow as pa
@@ -325,6 +326,32 @@ def test_a_table_in_sqlite_is_asked_by_one_column_or_several(database) -> None:
     several.close()
 
 
+@pytest.mark.parametrize("key", ["7d", 7, (7, "de", 1)])
+def test_a_key_of_another_width_than_the_table_s_is_refused(database, key) -> None:
+    # "7d" has as many letters as there are columns.
+    table = SqliteTable(database, 'all "users"', ["id", "c{0}"], ["name"])
+    table.open()
+    with pytest.raises(ConfigError, match=r"asked for the key .* key columns id, c\{0\}.* a tuple of 2"):
+        table.lookup([key])
+    table.close()
+
+
+@pytest.mark.parametrize("key", [Decimal("2.5"), (7,), 2**63])
+def test_a_key_that_sqlite_does_not_know_is_refused_with_its_type(database, key) -> None:
+    table = SqliteTable(database, 'all "users"', ["id"], ["name"])
+    table.open()
+    with pytest.raises(ConfigError, match=f'all "users".* of the types {type(key).__name__}'):
+        table.lookup([key])
+    table.close()
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path) -> None:
+    table = SqliteTable(tmp_path / "none.db", "t", ["id"], ["name"])
+    with pytest.raises(sqlite3.OperationalError, match=r"none\.db"):
+        table.open()
+    table.close()
+
+
 def test_a_lookup_join_over_sqlite(database) -> None:
     table = SqliteTable(database, 'all "users"', ["id"], ["name", "age"])
     run = run_of(table, key_of=lambda e: e[1], cache=LookupCache(1_000))
@@ -347,6 +374,8 @@ def test_a_join_that_cannot_be_is_refused_where_it_is_said(wrong, message) -> No
         run_of(**({"table": Table({})} | wrong))
     with pytest.raises(ConfigError, match="ttl_ms is 0"):
         LookupCache(0)
+    with pytest.raises(ConfigError, match=r"key_columns=\['id'\]"):
+        SqliteTable("users.db", "users", "id", ["name"])
     with pytest.raises(ConfigError, match="0 key columns and 1 columns"):
         SqliteTable("x", "t", [], ["a"])
     with pytest.raises(ConfigError, match="cannot be the name"):
