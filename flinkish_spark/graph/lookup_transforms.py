@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
 from flinkish_spark.graph.join_factories import joined_fields
@@ -103,6 +104,8 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
 
     Raises
     ------
+    ConfigError
+        The table or the function is async.
     SchemaError
         The output is not known, or there is one without a function.
     UserFunctionError
@@ -114,6 +117,8 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
             why="without a function the fields of the record and of the row come out",
             what_to_do="leave the output out, or give a function that makes it",
         )
+    refuse_async(join.table, ("lookup",), f"'{name}'")
+    refuse_async(join.function, ("process_element",), f"'{name}'")
     if join.function is not None and output is None:
         output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
     check_can_be_sent(join, "of", name)
