@@ -23,6 +23,7 @@ from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.kept_times import KeepsTimes
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.lookup_rows import LookupRows
+from flinkish_spark.state.handed_out import as_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,6 +122,8 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
     refuse_async(join.function, ("process_element",), f"'{name}'")
     if join.function is not None and output is None:
         output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
+    # Its rows are put behind the fields of records, so a STRUCT says what its fields say.
+    join = replace(join, right_type=as_fields(join.right_type))
     check_can_be_sent(join, "of", name)
     fields = None if output is None else output_schema(output, name)
     return LookupTransform(join, fields, TransformSettings(name), Origins())

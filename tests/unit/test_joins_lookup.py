@@ -220,6 +220,16 @@ def test_a_row_of_one_field_may_be_its_value() -> None:
         assert LookupJoinRun(join, "lookup", 4).run([("a", 1)], None, 0).rows == [("a", 1, "ann")]
 
 
+def test_rows_that_are_declared_as_a_struct_have_its_fields() -> None:
+    def program(elements):
+        key = lambda element: element.k  # noqa: E731
+        return elements.lookup_join(Table({"a": [("ann", 1)]}), "STRUCT<name: STRING, age: INT>", key=key)
+
+    one = ProgramHarness(program, LEFT)
+    one.push(("a", 7))
+    assert [(row.name, row.age) for row in one.take().rows] == [("ann", 1)]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
