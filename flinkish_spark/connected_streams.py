@@ -54,8 +54,10 @@ class ConnectedStreams:
         key
             Type of what functions return; by default what their hints say. See :meth:`DataStream.key_by`.
         """
+        # Only functions need it; if there is none, it is refused as key_by refuses it.
+        is_of_function = is_key_function(first) or is_key_function(second)
         left, right = (
-            stream.key_by(*_key(given), key=key if is_key_function(given) else None)
+            stream.key_by(*_key(given), key=None if is_of_function and not is_key_function(given) else key)
             for stream, given in ((self._first, first), (self._second, second))
         )
         return left.connect(right)

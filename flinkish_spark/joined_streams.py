@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import declare_operator
 from flinkish_spark.graph.join_factories import UNKNOWN_TYPE, Joining, KeyedJoin
@@ -186,6 +187,7 @@ class JoinedStreams:
                 why="without a function the fields of both streams come out",
                 what_to_do="leave the output out, or give a function that makes it",
             )
+        refuse_async(function, ("process_element", "co_group"), f"'{uid}'")
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
             output = inferred_output(call, f"'{uid}'", is_iterable=True)

@@ -21,6 +21,7 @@ from flinkish_spark.graph.latency_markers import SourceMarkers
 from flinkish_spark.graph.operator_factories import ColumnFolding, FoldingWindows, Windows
 from flinkish_spark.graph.stream_graph import KeyedNode, SideNode
 from flinkish_spark.operators.co_operators import KeyedCoProcessOperator
+from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -175,7 +176,8 @@ def operator_and_shape(
         side_names=tuple(side.tag.name for side in sides),
         with_times=_with_times(node, sent),
     )
-    return _operator(node, schemas, sent[0].folded, has_times=has_times), shape
+    tags = [side.tag for side in sides]
+    return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
 
 
 def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
@@ -258,7 +260,12 @@ def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
 
 
 def _operator(
-    node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None, *, has_times: bool
+    node: KeyedNode,
+    schemas: Sequence[T.StructType],
+    folded: Folded | None,
+    read: Sequence[OutputTag],
+    *,
+    has_times: bool,
 ) -> StatefulOperator:
     function = node.function
     if folded is not None:
@@ -278,5 +285,7 @@ def _operator(
         raise without_event_times(node.uid)
     if isinstance(function, Windows | Joining):
         for tag, schema in function.late_outputs(*schemas):
-            check_late_row(tag, schema, node.uid)
+            # What is read by that name may be declared by another tag: both sides' may have one name.
+            for declared in (tag, *(one for one in read if one.name == tag.name)):
+                check_late_row(declared, schema, node.uid)
     return function.create(*schemas)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from pyspark.sql import types as T
 
+from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import check_can_be_sent, output_schema
 from flinkish_spark.graph.join_factories import joined_fields
@@ -21,6 +23,7 @@ from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.kept_times import KeepsTimes
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.lookup_rows import LookupRows
+from flinkish_spark.state.handed_out import as_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,6 +45,8 @@ class LookupTransform(LocatedTransform):
         Name of the side output that is read; None for the main output.
     wraps
         As of :class:`~flinkish_spark.graph.python_transforms.RowTransform`.
+    kept_as
+        By what name workers keep answers; those of side outputs are the same.
     """
 
     join: LookupJoin
@@ -50,6 +55,7 @@ class LookupTransform(LocatedTransform):
     origins: Origins
     wraps: type[KeepsTimes] | None = None
     side: str | None = None
+    kept_as: str = field(default_factory=lambda: uuid4().hex)
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
@@ -91,7 +97,7 @@ class LookupTransform(LocatedTransform):
         carried = tuple(field for field in given if field.name.startswith(PREFIX))
         output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried, self.origins, self.side)
+        return LookupRows(join, name, output, carried, self.origins, self.side, self.kept_as)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
@@ -99,6 +105,8 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
 
     Raises
     ------
+    ConfigError
+        The table or the function is async.
     SchemaError
         The output is not known, or there is one without a function.
     UserFunctionError
@@ -110,8 +118,12 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
             why="without a function the fields of the record and of the row come out",
             what_to_do="leave the output out, or give a function that makes it",
         )
+    refuse_async(join.table, ("lookup",), f"'{name}'")
+    refuse_async(join.function, ("process_element",), f"'{name}'")
     if join.function is not None and output is None:
         output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
+    # Its rows are put behind the fields of records, so a STRUCT says what its fields say.
+    join = replace(join, right_type=as_fields(join.right_type))
     check_can_be_sent(join, "of", name)
     fields = None if output is None else output_schema(output, name)
     return LookupTransform(join, fields, TransformSettings(name), Origins())

@@ -36,6 +36,9 @@ class LookupTable(ABC):
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
         """Return the rows of keys, of which there are none twice; one without rows may be left out.
 
+        Rows are tuples, or say the names of their fields: dicts, dataclasses, Rows. Of one field the value
+        itself will do. A join with a function gives it the rows as they are.
+
         An exception ends the micro-batch, which is run again after the restart.
         """
 
@@ -45,7 +48,7 @@ class LookupTable(ABC):
 
 @dataclass(frozen=True)
 class LookupCache:
-    """How long answers are kept, also those that there are no rows; in memory only, per worker.
+    """How long answers are kept, also those that there are no rows; in the memory of each Python worker.
 
     Parameters
     ----------
@@ -88,7 +91,7 @@ class LookupJoin:
     function
         What is made of a pair; None: the fields of both.
     cache
-        What is kept of the answers; None: each micro-batch asks anew.
+        What is kept of the answers; None: each batch of a micro-batch asks anew.
     keys_per_call
         At most; the keys of a micro-batch are asked for together.
 

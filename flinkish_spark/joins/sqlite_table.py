@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flinkish_spark.arguments import unusable
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.joins.lookup import LookupTable
 
@@ -31,12 +32,15 @@ class SqliteTable(LookupTable):
     Raises
     ------
     ConfigError
-        There is no key column or no column, or a name cannot be one.
+        There is no key column or no column, or a name cannot be one; in a job: a key is none of the table's.
     """
 
     def __init__(
         self, file: str | Path, table: str, key_columns: Sequence[str], columns: Sequence[str]
     ) -> None:
+        for name, names in (("key_columns", key_columns), ("columns", columns)):
+            if isinstance(names, str):
+                raise unusable(name, names, wanted="a list of names", what_to_do=f"write {name}=[{names!r}]")
         if not key_columns or not columns:
             raise ConfigError(
                 f"the lookup table '{table}' has {len(key_columns)} key columns and {len(columns)} columns",
@@ -44,41 +48,68 @@ class SqliteTable(LookupTable):
                 what_to_do="name them, as key_columns=['id'], columns=['name']",
             )
         self._file, self._width, self._is_scalar = str(file), len(key_columns), len(columns) == 1
+        self._table, self._key_columns = table, tuple(key_columns)
+        self._connection: sqlite3.Connection | None = None
         wanted = ", ".join(f"t.{_quoted(column)}" for column in columns)
-        names = [f"k{at}" for at in range(self._width)]
+        places = [f"k{at}" for at in range(self._width)]
         same = " AND ".join(
-            f"t.{_quoted(column)} = {name}" for column, name in zip(key_columns, names, strict=True)
+            f"t.{_quoted(column)} = {name}" for column, name in zip(key_columns, places, strict=True)
         )
         self._values = f"({', '.join('?' * (self._width + 1))})"
         # Keys are named by their number: SQLite may give a key back as another type than it was asked for.
         self._query = (
-            f"WITH asked(at, {', '.join(names)}) AS (VALUES {{values}}) "
+            f"WITH asked(at, {', '.join(places)}) AS (VALUES {{values}}) "
             f"SELECT at, {wanted} FROM asked JOIN {_quoted(table)} AS t ON {same}"
         )
 
     def open(self) -> None:
         """Connect."""
         uri = Path(self._file).absolute().as_uri()
-        self._connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False)
+        try:
+            self._connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise sqlite3.OperationalError(f"{error}: {self._file}") from error
 
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
         """Return the rows of keys."""
+        assert self._connection is not None
         found: dict[Any, list[Any]] = {}
         step = _PARAMETERS // (self._width + 1)
         for begin in range(0, len(keys), step):
             asked = keys[begin : begin + step]
             query = self._query.format(values=", ".join([self._values] * len(asked)))
             parameters = [part for at, key in enumerate(asked) for part in (at, *self._parts(key))]
-            for at, *row in self._connection.execute(query, parameters):
+            try:
+                rows = self._connection.execute(query, parameters)
+            except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
+                # What cannot be handed to SQLite; all else is the database's, and may be over soon.
+                kinds = sorted({type(part).__name__ for key in asked for part in self._parts(key)})
+                raise ConfigError(
+                    f"the lookup table '{self._table}' cannot be asked for keys of the types "
+                    f"{', '.join(kinds)}",
+                    why=str(error),
+                    what_to_do="make numbers, texts or bytes of them in the function that is given as key=",
+                ) from error
+            for at, *row in rows:
                 found.setdefault(asked[at], []).append(row[0] if self._is_scalar else tuple(row))
         return found
 
     def close(self) -> None:
         """Disconnect."""
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _parts(self, key: Any) -> tuple[Any, ...]:
-        return (key,) if self._width == 1 else tuple(key)
+        if self._width == 1:
+            return (key,)
+        if not isinstance(key, tuple | list) or len(key) != self._width:
+            # The letters of a text would be as many.
+            raise ConfigError(
+                f"the lookup table '{self._table}' is asked for the key {key!r:.200}",
+                why=f"it has the key columns {', '.join(self._key_columns)}",
+                what_to_do=f"let the function that is given as key= return a tuple of {self._width}",
+            )
+        return tuple(key)
 
 
 def _quoted(name: str) -> str:

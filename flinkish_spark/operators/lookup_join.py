@@ -6,10 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
+from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.elements import OutputTag, tag_name
 from flinkish_spark.operators.group_run import ElementFailed, Emitted
+from flinkish_spark.operators.lookup_answers import KeptAnswers
+from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.without_keys import NoKeyedState
+from flinkish_spark.runtime.closing import close_operator
+from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
 from flinkish_spark.runtime.taken_values import taken
 
 Rows = Sequence[Any]
@@ -28,17 +32,26 @@ class LookupJoinRun:
         What to do.
     uid, max_parallelism
         Of the operator.
+    kept
+        What was kept of answers, if the join has a cache.
     """
 
-    def __init__(self, join: LookupJoin, uid: str, max_parallelism: int) -> None:
+    def __init__(
+        self, join: LookupJoin, uid: str, max_parallelism: int, kept: KeptAnswers | None = None
+    ) -> None:
         self._join, self._function = join, join.actual_function
-        self._answers = _Answers(join.table, join.cache, join.keys_per_call)
+        self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
         self._context = _LookupContext()
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
-        join.table.open()
-        self._function.open(NoKeyedState(uid, max_parallelism))
+        try:
+            join.table.open()
+            self._function.open(NoKeyedState(uid, max_parallelism))
+        except BaseException:
+            # What failed first is what is told.
+            close_operator(self, uid)
+            raise
 
     def run(
         self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
@@ -73,8 +86,10 @@ class LookupJoinRun:
 
     def close(self) -> None:
         """Close the function and the table."""
-        self._function.close()
-        self._join.table.close()
+        try:
+            self._function.close()
+        finally:
+            self._join.table.close()
 
     def _keys(self, values: Sequence[Any]) -> list[Any]:
         keys: list[Any] = []
@@ -98,17 +113,20 @@ class LookupJoinRun:
 class _Answers:
     """Asks the table for what is not cached."""
 
-    def __init__(self, table: LookupTable, cache: LookupCache | None, keys_per_call: int) -> None:
-        self._table, self._cache, self._keys_per_call = table, cache, keys_per_call
-        #: Rows, and when they were read; those that were used last are last.
-        self._kept: OrderedDict[Any, tuple[Rows, int]] = OrderedDict()
+    def __init__(self, join: LookupJoin, uid: str, kept: KeptAnswers) -> None:
+        self._table, self._cache, self._keys_per_call = join.table, join.cache, join.keys_per_call
+        self._says = f"operator '{uid}': {type(join.table).__name__}.lookup() returned"
+        # A function knows what its table returns.
+        self._form = None if join.function is not None else _RowForm(ElementType(join.right_type))
+        self._kept = kept
 
     def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
         found: dict[Any, Rows] = {}
         missing = []
         for key in dict.fromkeys(key for key in keys if _is_known(key)):
             kept = self._kept.get(key)
-            if kept is not None and self._cache is not None and now_ms < kept[1] + self._cache.ttl_ms:
+            # Where the clock was set back nobody knows how old an answer is.
+            if kept is not None and self._cache is not None and 0 <= now_ms - kept[1] < self._cache.ttl_ms:
                 self._kept.move_to_end(key)
                 found[key] = kept[0]
             else:
@@ -124,17 +142,23 @@ class _Answers:
         answer = self._table.lookup(keys)
         if not isinstance(answer, Mapping):
             raise LookupAnswerWrong(
-                f"{type(self._table).__name__}.lookup() returned {type(answer).__name__}; it must return a "
-                "mapping from keys to lists of rows"
+                f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"
             )
         rows_of = {key: answer.get(key, ()) for key in keys}
         for key, rows in rows_of.items():
             if not isinstance(rows, list | tuple) or hasattr(rows, "_fields"):
                 raise LookupAnswerWrong(
-                    f"{type(self._table).__name__}.lookup() returned {rows!r} for the key {key!r}; it must "
-                    "be a list of rows"
+                    f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
                 )
+            if rows and self._form is not None:
+                rows_of[key] = self._formed(key, rows, self._form)
         return rows_of
+
+    def _formed(self, key: Any, rows: Rows, form: _RowForm) -> Rows:
+        try:
+            return [form(row) for row in rows]
+        except RowError as error:
+            raise LookupAnswerWrong(f"{self._says} a wrong row for the key {key!r}: {error}") from error
 
     def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
         if self._cache is None:
@@ -144,6 +168,35 @@ class _Answers:
             self._kept.move_to_end(key)
         while len(self._kept) > self._cache.max_keys:
             self._kept.popitem(last=False)
+
+
+class _RowForm:
+    """Makes of a table's rows what is put behind the fields of an element: those with names go by name."""
+
+    def __init__(self, row: ElementType) -> None:
+        self._names = [field.name for field in row.fields]
+        self._tuple_of = RowForm(self._names).tuple_of if row.has_fields else None
+
+    def __call__(self, row: Any) -> Any:
+        """Return a row as it was declared.
+
+        Raises
+        ------
+        RowError
+            It is none, or has other fields.
+        """
+        if self._tuple_of is None or row is None:
+            return row
+        try:
+            found = self._tuple_of(row)
+        except NoRowError:
+            if len(self._names) > 1:
+                raise
+            # As a table of one column has it.
+            found = (row,)
+        if len(found) != len(self._names):
+            raise RowError(f"{len(found)} fields, declared are {len(self._names)}: {', '.join(self._names)}")
+        return found
 
 
 class _LookupContext:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pyspark.sql import types as T
+
 from flinkish_spark.joins.kinds import Side
 from flinkish_spark.operators.stored_elements import ElementType, Named
+from flinkish_spark.runtime.ddl import ddl_of
 
 
 class TaggedElement(tuple[Any, ...]):
@@ -41,19 +44,20 @@ class TaggedUnion(ElementType):
     --------
     >>> union = TaggedUnion(ElementType("user STRING, n LONG"), ElementType("STRING"))
     >>> union.ddl
-    'side INT, left_user string, left_n bigint, right_value string'
+    'side int, left_user string, left_n bigint, right_value string'
     >>> tag_left, tag_right = union.tagging()
     >>> tag_right("x"), tag_right("x").value, tag_left(("ann", 1)).value
     ((1, None, None, 'x'), 'x', Record(user='ann', n=1))
     """
 
     def __init__(self, left: ElementType, right: ElementType) -> None:
-        named = [
-            f"{side}_{field.name} {field.dataType.simpleString()}"
+        fields = [
+            T.StructField(f"{side}_{field.name}", field.dataType)
             for side, element in (("left", left), ("right", right))
             for field in element.fields
         ]
-        super().__init__(", ".join(["side INT", *named]))
+        # As DDL that takes whatever names the inputs have: `order id`, `größe`.
+        super().__init__(ddl_of(T.StructType([T.StructField("side", T.IntegerType()), *fields])))
         # The dataclass is frozen.
         object.__setattr__(self, "_left", left)
         object.__setattr__(self, "_right", right)

@@ -55,8 +55,8 @@ class TemporalJoinOperator(KeyedStreamOperator):
             self._left.replace(waiting[due:])
         passed = bisect_right(versions, watermark_ms, key=time_of)
         if passed > 1:
-            oldest, *newer = versions[passed - 1 :]
-            self._right.replace([(*oldest[:_IS_FIRST_KNOWN], True, oldest[-1]), *newer])
+            oldest = versions[passed - 1]
+            self._right.drop_first(passed - 1, (*oldest[:_IS_FIRST_KNOWN], True, oldest[-1]))
         self._register(None)
 
     def close(self) -> None:

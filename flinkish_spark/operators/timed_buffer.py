@@ -10,6 +10,7 @@ from typing import Any
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.state import ListStateDescriptor, StateTtl
+from flinkish_spark.state.element_tables import ExpiringLists
 from flinkish_spark.state.handed_out import may_change
 from flinkish_spark.state.tables import StateTable
 
@@ -72,6 +73,18 @@ class TimedBuffer:
         else:
             insort_right(entries, entry, key=time_of)
         self._table.write(self._scope, entries)
+
+    def drop_first(self, count: int, now_first: Entry) -> None:
+        """Remove the current key's first entries, and set what is the first one then.
+
+        The rest lives as long as it would have without that: no element has come.
+        """
+        table, slot = self._table, self._scope.slot
+        entries = [now_first, *table.entries[slot][count + 1 :]]
+        if isinstance(table, ExpiringLists):
+            table.put(self._scope, entries, table.touches[slot][count:])
+        else:
+            table.write(self._scope, entries)
 
     def replace(self, entries: list[Entry]) -> None:
         """Set the current key's entries, which are in order; none removes them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +13,10 @@ from pyspark.sql import types as T
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_answers import kept_answers
 from flinkish_spark.operators.lookup_join import LookupJoinRun
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.columns import PREFIX, TIME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
@@ -35,6 +38,8 @@ class LookupRows:
         Control columns that go along with what is made of a row.
     side
         Name of the side output that is read; None for the main output.
+    kept_as
+        By what name a worker keeps answers from one micro-batch to the next.
     """
 
     join: LookupJoin
@@ -43,6 +48,7 @@ class LookupRows:
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
     side: str | None = None
+    kept_as: str = ""
 
     @property
     def columns(self) -> T.StructType:
@@ -51,10 +57,8 @@ class LookupRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task."""
-        run = LookupJoinRun(self.join, self.name, 1)
-        freeze_modules()
         writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
-        try:
+        with self._opened() as run:
             for batch in batches:
                 made, of_row = self._made(run, batch)
                 try:
@@ -66,7 +70,21 @@ class LookupRows:
                 carried = [batch.column(one.name).take(taken) for one in self.carried]
                 rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
                 yield as_schema(rows, schema)
-        finally:
+
+    @contextmanager
+    def _opened(self) -> Iterator[LookupJoinRun]:
+        """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
+        kept = None if self.join.cache is None else kept_answers(self.kept_as)
+        with self._blame.called("open"):
+            run = LookupJoinRun(self.join, self.name, 1, kept)
+        freeze_modules()
+        try:
+            yield run
+        except BaseException:
+            # What failed first is what is told.
+            close_operator(run, self.name)
+            raise
+        with self._blame.called("close"):
             run.close()
 
     def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:

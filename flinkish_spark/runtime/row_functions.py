@@ -79,7 +79,7 @@ class RowFunction:
         """Open it in a worker for as long as a task lasts; it is closed, too, if it fails, even in `open`."""
         try:
             if self.rich is not None:
-                with self._called("open"):
+                with self.called("open"):
                     self.rich.open(StatelessContext(self.name, self.parallelism))
             freeze_modules()
             yield
@@ -89,11 +89,12 @@ class RowFunction:
                 close_operator(self.rich, self.name)
             raise
         if self.rich is not None:
-            with self._called("close"):
+            with self.called("close"):
                 self.rich.close()
 
     @contextmanager
-    def _called(self, method: str) -> Iterator[None]:
+    def called(self, method: str) -> Iterator[None]:
+        """Have what `open` or `close` raises stop the job, with the operator's name."""
         try:
             yield
         except Exception as error:

@@ -41,7 +41,7 @@ def unfit_for_states(kind: T.DataType) -> str | None:
     >>> unfit_for_states(T.ArrayType(T.NullType()))
     'void: it holds nothing: declare the type that a value will have'
     """
-    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES)
+    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or _same_names(kind)
 
 
 def first_required(kind: T.DataType) -> str | None:
@@ -65,6 +65,17 @@ def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) 
         for wrong, why in refused:
             if isinstance(part, wrong):
                 return f"{part.simpleString()}: {why}"
+    return None
+
+
+def _same_names(kind: T.DataType) -> str | None:
+    """Return that there are fields of one name side by side, which would be stored and never read again."""
+    for part in _parts(kind):
+        names = part.names if isinstance(part, T.StructType) else []
+        for name in names:
+            if names.count(name) > 1:
+                times = names.count(name)
+                return f"the field {name!r} is there {times} times, and fields are found by their names"
     return None
 
 

@@ -22,6 +22,7 @@ from flinkish_spark.graph.declared import check_same_fields
 from flinkish_spark.graph.stream_graph import SourceNode, StreamNode, legs
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.operators.group_run import Progress
+from flinkish_spark.operators.lookup_answers import forget_answers
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.runtime.micro_batch_time import MICRO_BATCH_IN_HARNESS, MicroBatch
 from flinkish_spark.runtime.row_blocks import BEHIND
@@ -335,6 +336,7 @@ class ProgramHarness:
                 why="state is found again by uid",
                 what_to_do=f'give an operator uid="{lost[0]}"',
             )
+        forget_answers()
         for operator in self._operators:
             operator.restart(stored.operators.get(operator.node.uid))
         self._watermark_ms, self._time_ms = stored.watermark_ms, stored.processing_time_ms

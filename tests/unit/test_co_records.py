@@ -84,6 +84,19 @@ def test_connected_keyed_streams_take_a_function_for_each_input() -> None:
     assert [row.who for row in harness.take().rows] == ["ann", "BEN"]
 
 
+def test_the_type_of_a_key_is_for_functions_only() -> None:
+    def program(second: Any) -> Any:
+        def keyed(orders: Any, controls: Any) -> Any:
+            both = orders.connect(controls).key_by("user", second, key="STRING")
+            return both.map(lambda o: (o.user,), lambda c: (c.user,), output="who STRING", uid="who")
+
+        return keyed
+
+    ProgramHarness(program(lambda control: control.user), ORDERS, CONTROLS)
+    with pytest.raises(GraphError, match=r"key='STRING' without a function"):
+        ProgramHarness(program("user"), ORDERS, CONTROLS)
+
+
 @pytest.mark.parametrize(
     ("functions", "what"),
     [

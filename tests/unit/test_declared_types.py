@@ -20,6 +20,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.graph.declared import output_schema
+from flinkish_spark.joins import JoinType
 from flinkish_spark.joins.checks import element_ddl
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.runtime.ddl import DdlError, ddl_of, is_field_list, parse_ddl
@@ -178,6 +179,24 @@ def test_what_states_cannot_hold_is_refused_where_it_is_declared(kind: str, why:
                 MapStateDescriptor("s", "STRING", given)
             with pytest.raises(SchemaError, match=why):
                 AggregatingStateDescriptor("s", Average(), given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", ["a LONG, a STRING", "s STRUCT<a: INT, b: INT, a: INT>"])
+def test_fields_of_one_name_are_refused_in_states(fields: str) -> None:
+    for declare in (ValueStateDescriptor, ListStateDescriptor):
+        with pytest.raises(SchemaError, match=r"the state 's' cannot have.* the field 'a' is there 2 times"):
+            declare("s", fields)
+
+
+@pytest.mark.parametrize("name", ["__time_ms", "__is_joined"])
+def test_an_element_with_a_field_that_a_join_keeps_itself_is_refused_at_the_start(name: str) -> None:
+    # It waited in state, which then could not be read.
+    def program(orders: Any, payments: Any) -> Any:
+        both = orders.key_by("user").join(payments.key_by("user"))
+        return both.interval(lower_ms=0, upper_ms=1, join_type=JoinType.LEFT, uid="x")
+
+    with pytest.raises(SchemaError, match=f"the field '{name}' is there 2 times"):
+        ProgramHarness(program, f"user STRING, `{name}` LONG", "user STRING")
 
 
 @pytest.mark.parametrize("kind", ["VARCHAR(3)", "CHAR(3)", "INTERVAL YEAR", "INTERVAL", "VARIANT"])

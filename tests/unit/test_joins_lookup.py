@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import Row
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.joins import (
@@ -19,9 +24,13 @@ from flinkish_spark.joins import (
 )
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
+from flinkish_spark.operators.lookup_answers import forget_answers, kept_answers
 from flinkish_spark.operators.lookup_join import LookupAnswerWrong, LookupJoinRun
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.runtime.lookup_rows import LookupRows
 from flinkish_spark.state import ValueStateDescriptor
+from flinkish_spark.testing import ProgramHarness
 from tests.joins_support import LEFT
 
 USERS = "name STRING, age LONG"
@@ -90,6 +99,59 @@ def test_the_cache_keeps_answers_and_misses_for_their_time_and_not_too_many() ->
     assert len(ask("efghb", 110)[0]) == 1
 
 
+def test_an_answer_whose_age_is_not_known_is_not_taken() -> None:
+    table = Table({})
+    run = run_of(table, cache=LookupCache(ttl_ms=100))
+    for now_ms in (1_000, 1_050, 500, 550):
+        run.run([("a", 0)], None, now_ms)
+    # The clock was set back; what is read then counts.
+    assert table.asked == [["a"]] * 2
+
+
+class Asked(LookupTable):
+    """Says when it was asked, in all its copies."""
+
+    asked: ClassVar[list[str]] = []
+
+    def lookup(self, keys):
+        self.asked.extend(keys)
+        return {key: [(key.upper(),)] for key in keys}
+
+
+def test_a_worker_keeps_answers_from_one_micro_batch_to_the_next() -> None:
+    def program(cache):
+        def found(elements):
+            key = lambda element: element.k  # noqa: E731
+            return elements.lookup_join(Asked(), "name STRING", key=key, cache=cache)
+
+        return ProgramHarness(found, LEFT)
+
+    def asked(one, *keys):
+        Asked.asked.clear()
+        one.push_all([((key, 1), None) for key in keys])
+        assert [row.name for row in one.take().rows] == [key.upper() for key in keys]
+        return list(Asked.asked)
+
+    one, other = program(LookupCache(10**9)), program(LookupCache(10**9))
+    assert [asked(one, "a", "b"), asked(one, "b", "c"), asked(one, "a", "c")] == [["a", "b"], ["c"], []]
+    # Another join keeps its own; without a cache each micro-batch asks.
+    assert [asked(other, "a"), asked(one, "a")] == [["a"], []]
+    plain = program(None)
+    assert [asked(plain, "a"), asked(plain, "a")] == [["a"], ["a"]]
+    one.crash()
+    assert asked(one, "a") == ["a"]
+
+
+def test_what_is_kept_for_joins_that_are_gone_goes() -> None:
+    forget_answers()
+    first = kept_answers("first")
+    assert kept_answers("first") is first
+    for number in range(64):
+        kept_answers(f"join {number}")
+    assert kept_answers("first") is not first
+    forget_answers()
+
+
 def test_several_columns_are_a_tuple_and_a_null_in_it_has_no_rows() -> None:
     table = Table({("a", 1): [("ann", 1)], ("a", None): [("nobody", 0)]})
     run = run_of(table, key_of=lambda e: (e[0], e[1]))
@@ -140,6 +202,110 @@ def test_failures_name_the_element_or_the_table() -> None:
         run_of(Table({}), function=Keyed())
 
 
+@dataclass
+class User:
+    age: int
+    name: str
+
+
+@pytest.mark.parametrize("row", [{"age": 1, "name": "ann"}, Row(age=1, name="ann"), User(1, "ann")])
+def test_rows_with_names_go_by_name(row) -> None:
+    assert run_of(Table({"a": [row]})).run([("a", 1)], None, 0).rows == [("a", 1, "ann", 1)]
+
+
+def test_a_row_of_one_field_may_be_its_value() -> None:
+    # So does SqliteTable return it, where there is one column.
+    for rows in (["ann"], [("ann",)], [{"name": "ann"}]):
+        join = LookupJoin(LEFT, "name STRING", key_of=lambda e: e[0], table=Table({"a": rows}))
+        assert LookupJoinRun(join, "lookup", 4).run([("a", 1)], None, 0).rows == [("a", 1, "ann")]
+
+
+def test_rows_that_are_declared_as_a_struct_have_its_fields() -> None:
+    def program(elements):
+        key = lambda element: element.k  # noqa: E731
+        return elements.lookup_join(Table({"a": [("ann", 1)]}), "STRUCT<name: STRING, age: INT>", key=key)
+
+    one = ProgramHarness(program, LEFT)
+    one.push(("a", 7))
+    assert [(row.name, row.age) for row in one.take().rows] == [("ann", 1)]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("ab", "a str; a row is a tuple"),
+        (("ann",), "1 fields, declared are 2: name, age"),
+        ({"name": "ann", "years": 1}, "the field 'years', declared are name, age"),
+    ],
+)
+def test_a_row_that_is_none_names_operator_table_and_key(row, why) -> None:
+    says = rf"operator 'lookup': Table.lookup\(\) returned a wrong row for the key 'a': {why}"
+    with pytest.raises(LookupAnswerWrong, match=says):
+        run_of(Table({"a": [row]})).run([("a", 1)], None, 0)
+
+
+def test_a_function_gets_rows_as_the_table_returned_them() -> None:
+    class Shown(ProcessJoinFunction):
+        def process_element(self, left, right, ctx):
+            yield (right["years"],)
+
+    run = run_of(Table({"a": [{"years": 1}]}), function=Shown())
+    assert run.run([("a", 1)], None, 0).rows == [(1,)]
+
+
+class Noted(LookupTable):
+    def __init__(self, notes, fails=""):
+        self.notes, self.fails = notes, fails
+
+    def open(self):
+        self.note("open")
+
+    def lookup(self, keys):
+        self.note("lookup")
+        return {}
+
+    def close(self):
+        self.note("close")
+
+    def note(self, what):
+        self.notes.append(what)
+        if what == self.fails:
+            raise OSError(f"no {what}")
+
+
+class NotedFunction(ProcessJoinFunction):
+    def __init__(self, notes):
+        self.notes = notes
+
+    def process_element(self, left, right, ctx):
+        yield (1,)
+
+    def close(self):
+        self.notes.append("function closed")
+        raise ValueError("the function's close")
+
+
+@pytest.mark.parametrize(
+    ("fails", "told", "cause", "notes"),
+    [
+        ("open", r"open\(\) of operator 'found'", "no open", ["open", "function closed", "close"]),
+        ("lookup", "no lookup", "no lookup", ["open", "lookup", "function closed", "close"]),
+        ("", r"close\(\) of operator 'found'", "function's close", ["open", "function closed", "close"]),
+    ],
+)
+def test_table_and_function_are_closed_whatever_failed_and_errors_name_the_operator(
+    fails, told, cause, notes
+) -> None:
+    noted: list[str] = []
+    join = LookupJoin(LEFT, USERS, lambda e: e.k, Noted(noted, fails), function=NotedFunction(noted))
+    worker = LookupRows(join, "found", parse_ddl("n LONG"), ())
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "n": [1]})
+    with pytest.raises(Exception, match=told) as caught:
+        list(worker(iter([batch] if fails else [])))
+    assert cause in str(caught.value)
+    assert noted == notes
+
+
 @pytest.fixture
 def database(tmp_path):
     file = tmp_path / "users {1}.db"
@@ -170,6 +336,32 @@ def test_a_table_in_sqlite_is_asked_by_one_column_or_several(database) -> None:
     several.close()
 
 
+@pytest.mark.parametrize("key", ["7d", 7, (7, "de", 1)])
+def test_a_key_of_another_width_than_the_table_s_is_refused(database, key) -> None:
+    # "7d" has as many letters as there are columns.
+    table = SqliteTable(database, 'all "users"', ["id", "c{0}"], ["name"])
+    table.open()
+    with pytest.raises(ConfigError, match=r"asked for the key .* key columns id, c\{0\}.* a tuple of 2"):
+        table.lookup([key])
+    table.close()
+
+
+@pytest.mark.parametrize("key", [Decimal("2.5"), (7,), 2**63])
+def test_a_key_that_sqlite_does_not_know_is_refused_with_its_type(database, key) -> None:
+    table = SqliteTable(database, 'all "users"', ["id"], ["name"])
+    table.open()
+    with pytest.raises(ConfigError, match=f'all "users".* of the types {type(key).__name__}'):
+        table.lookup([key])
+    table.close()
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path) -> None:
+    table = SqliteTable(tmp_path / "none.db", "t", ["id"], ["name"])
+    with pytest.raises(sqlite3.OperationalError, match=r"none\.db"):
+        table.open()
+    table.close()
+
+
 def test_a_lookup_join_over_sqlite(database) -> None:
     table = SqliteTable(database, 'all "users"', ["id"], ["name", "age"])
     run = run_of(table, key_of=lambda e: e[1], cache=LookupCache(1_000))
@@ -192,6 +384,8 @@ def test_a_join_that_cannot_be_is_refused_where_it_is_said(wrong, message) -> No
         run_of(**({"table": Table({})} | wrong))
     with pytest.raises(ConfigError, match="ttl_ms is 0"):
         LookupCache(0)
+    with pytest.raises(ConfigError, match=r"key_columns=\['id'\]"):
+        SqliteTable("users.db", "users", "id", ["name"])
     with pytest.raises(ConfigError, match="0 key columns and 1 columns"):
         SqliteTable("x", "t", [], ["a"])
     with pytest.raises(ConfigError, match="cannot be the name"):

@@ -202,6 +202,26 @@ def test_versions_expire_when_none_came_for_their_time_to_live() -> None:
     assert (one.entries("join/left"), one.timer_count()) == ({}, 0)
 
 
+def test_forgetting_old_versions_does_not_let_the_others_live_longer() -> None:
+    def make(**given):
+        return harness(TemporalJoinOperator(join_of(JoinType.LEFT, version_ttl=StateTtl(100))), **given)
+
+    one = make()
+    rate(one, 1, 4)
+    rate(one, 2, 20)
+    one.processing_time(60)
+    rate(one, 3, 30)
+    one.processing_time(90)
+    one.watermark(25)
+    one = make(restore=one.snapshot(), bases=one.bases)
+    assert [entry[1] for entry in one.entries("join/right")["a"]] == [2, 3]
+    # All versions of a key live for as long as the last one that came.
+    for now_ms, valid in ((159, 2), (160, None)):
+        one.processing_time(now_ms)
+        one.push(("a", now_ms), 25)
+        assert taken(one)[0] == [(now_ms, valid)]
+
+
 def test_a_function_gets_the_times_of_both() -> None:
     class Times(ProcessJoinFunction):
         def process_element(self, left, right, ctx):

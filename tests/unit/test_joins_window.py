@@ -209,6 +209,18 @@ def test_elements_in_a_window_may_get_a_field_on_either_side() -> None:
     assert one.take().rows == [("a", None, 0, None, "a", 1, "o1"), ("a", 7, 2, None, "a", 1, "o1")]
 
 
+def test_fields_may_have_any_names() -> None:
+    # They are names within another type, where those that are no plain words need quotes.
+    left, right = "k STRING, `order id` LONG", "k STRING, `größe` STRUCT<`a``b`: INT>"
+    join = WindowJoin(left, right, WindowSpec(TumblingEventTimeWindows(10)))
+    one = harness(WindowCoGroupOperator(join))
+    one.push(("a", 1), 1)
+    one = harness(WindowCoGroupOperator(join), restore=one.snapshot(), bases=one.bases)
+    one.push(("a", (2,)), 2, source=1)
+    one.watermark(9)
+    assert one.take().rows == [("a", 1, "a", {"a`b": 2})]
+
+
 SPEC = WindowSpec(TumblingEventTimeWindows(10))
 
 

@@ -19,6 +19,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.errors import ConfigError, UserFunctionError
+from flinkish_spark.joins import CoGroupFunction, LookupTable, ProcessJoinFunction
 from flinkish_spark.operators.keyed_context import StateNotDeclared, StateRedeclared
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.stream_functions import ProcessFunction
@@ -243,6 +244,36 @@ def test_functions_that_nobody_awaits_are_refused(method: Any) -> None:
     ):
         with pytest.raises(ConfigError, match="would never run"):
             ProgramHarness(program, ORDERS)
+
+
+@pytest.mark.parametrize("method", [waiting, waiting_for_each])
+def test_functions_of_joins_that_nobody_awaits_are_refused(method: Any) -> None:
+    minutes = TumblingEventTimeWindows(60_000)
+    pairs = type("Pairs", (ProcessJoinFunction,), {"process_element": method})()
+    groups = type("Groups", (CoGroupFunction,), {"co_group": method})()
+    table = type("Table", (LookupTable,), {"lookup": lambda self, keys: {}})()
+    waiting_table = type("Waiting", (LookupTable,), {"lookup": method})()
+    by_user: Any = {"key": lambda order: order.user}
+    of_function: Any = {"function": pairs, "output": ORDERS}
+    programs: list[Any] = [
+        lambda left, right: left.interval_join(right, lower_ms=0, upper_ms=1, uid="x", **of_function),
+        lambda left, right: left.join(right).window(minutes, uid="x", **of_function),
+        lambda left, right: left.join(right).temporal(uid="x", **of_function),
+        lambda left, right: left.join(right).co_group(minutes, groups, output=ORDERS, uid="x"),
+    ]
+    for join in programs:
+        with pytest.raises(ConfigError, match=r"of 'x' would never run\. because it is async"):
+            ProgramHarness(
+                lambda orders, join=join: join(orders.key_by("user"), orders.key_by("user")), ORDERS
+            )
+    for given in ((table, of_function), (waiting_table, {})):
+        with pytest.raises(ConfigError, match=r"of 'found' would never run\. because it is async"):
+            ProgramHarness(
+                lambda orders, given=given: orders.lookup_join(
+                    given[0], "n LONG", name="found", **by_user, **given[1]
+                ),
+                ORDERS,
+            )
 
 
 @pytest.mark.parametrize("call", ["sum", "max_by", "reduce"])

@@ -238,3 +238,15 @@ def test_functions_that_cannot_be_called_are_refused_when_they_are_said(say, wha
 def test_late_elements_that_their_tag_cannot_take_are_refused_before_one_comes(program, ddl) -> None:
     with pytest.raises(SchemaError, match=r"late elements of 'x' are \(user string, amount bigint\)"):
         ProgramHarness(program(OutputTag("late", ddl)), INPUT, INPUT)
+
+
+def test_late_elements_of_both_sides_by_one_name_need_as_many_fields_as_are_read_by_it() -> None:
+    left, right = OutputTag("late", INPUT), OutputTag("late", f"{INPUT}, note STRING")
+
+    def program(orders, others):
+        both = orders.key_by("user").join(others.key_by("user"))
+        return both.interval(lower_ms=0, upper_ms=1, uid="x", left_late=left, right_late=right)
+
+    for read in (left, right):
+        with pytest.raises(SchemaError, match=r"late elements of 'x' are .* the OutputTag 'late' says"):
+            ProgramHarness(program, INPUT, f"{INPUT}, note STRING", side_outputs=[read])
