@@ -97,7 +97,7 @@ class LookupTransform(LocatedTransform):
         carried = tuple(field for field in given if field.name.startswith(PREFIX))
         output = joined_fields(own, _fields(self.join.right_type)) if self.output is None else self.output
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried, self.origins, self.side, self.kept_as)
+        return LookupRows(join, name, output, carried, self.origins, self.side, kept_as=self.kept_as)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

@@ -164,15 +164,11 @@ class AlignedWindows(ColumnWindows):
 
     def together(self, key: Array, start_ms: Array, end_ms: Array) -> Together:
         """Windows of a key with the same bounds are one."""
-        if (end_ms - start_ms == self.size_ms).all():
-            order = np.lexsort((start_ms, key))
-            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
-            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1])
-        else:
-            # Some are of an earlier program, of another size, or cut where 64 bits end.
-            order = np.lexsort((end_ms, start_ms, key))
-            key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
-            breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
+        # Of another size are those of an earlier program, and those that are cut where 64 bits end.
+        are_alike = (end_ms - start_ms == self.size_ms).all()
+        order = np.lexsort((start_ms, key) if are_alike else (end_ms, start_ms, key))
+        key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
+        breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
         begins = _begins(breaks, len(order))
         return Together(order, begins, start_ms[begins], end_ms[begins])
 

@@ -10,7 +10,6 @@ from typing import Any
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.state import ListStateDescriptor, StateTtl
-from flinkish_spark.state.element_tables import ExpiringLists
 from flinkish_spark.state.handed_out import may_change
 from flinkish_spark.state.tables import StateTable
 
@@ -79,12 +78,8 @@ class TimedBuffer:
 
         The rest lives as long as it would have without that: no element has come.
         """
-        table, slot = self._table, self._scope.slot
-        entries = [now_first, *table.entries[slot][count + 1 :]]
-        if isinstance(table, ExpiringLists):
-            table.put(self._scope, entries, table.touches[slot][count:])
-        else:
-            table.write(self._scope, entries)
+        entries = self._table.entries[self._scope.slot]
+        self._table.write_rest(self._scope, [now_first, *entries[count + 1 :]])
 
     def replace(self, entries: list[Entry]) -> None:
         """Set the current key's entries, which are in order; none removes them."""

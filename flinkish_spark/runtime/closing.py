@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
+
+
+class Closes(Protocol):
+    """What a task opens and closes."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 def close_with(holder: object, operator: object, uid: str) -> None:

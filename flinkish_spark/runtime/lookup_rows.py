@@ -16,7 +16,6 @@ from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.lookup_answers import kept_answers
 from flinkish_spark.operators.lookup_join import LookupJoinRun
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
-from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.columns import PREFIX, TIME
 from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
@@ -48,7 +47,7 @@ class LookupRows:
     carried: tuple[T.StructField, ...]
     origins: Origins = field(default_factory=Origins)
     side: str | None = None
-    kept_as: str = ""
+    kept_as: str = field(kw_only=True)
 
     @property
     def columns(self) -> T.StructType:
@@ -78,14 +77,8 @@ class LookupRows:
         with self._blame.called("open"):
             run = LookupJoinRun(self.join, self.name, 1, kept)
         freeze_modules()
-        try:
+        with self._blame.closing(run):
             yield run
-        except BaseException:
-            # What failed first is what is told.
-            close_operator(run, self.name)
-            raise
-        with self._blame.called("close"):
-            run.close()
 
     def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
         """Return the rows of the output that is read, and of which record each is."""

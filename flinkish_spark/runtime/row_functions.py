@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.operators.subtask import Subtask, SubtaskFacts
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
-from flinkish_spark.runtime.closing import close_operator
+from flinkish_spark.runtime.closing import Closes, close_operator
 from flinkish_spark.runtime.columns import CHANNEL, PREFIX, SEQUENCE
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
@@ -77,20 +77,27 @@ class RowFunction:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open it in a worker for as long as a task lasts; it is closed, too, if it fails, even in `open`."""
-        try:
-            if self.rich is not None:
-                with self.called("open"):
-                    self.rich.open(StatelessContext(self.name, self.parallelism))
+        if self.rich is None:
             freeze_modules()
+            yield
+            return
+        with self.closing(self.rich):
+            with self.called("open"):
+                self.rich.open(StatelessContext(self.name, self.parallelism))
+            freeze_modules()
+            yield
+
+    @contextmanager
+    def closing(self, rich: Closes) -> Iterator[None]:
+        """Close what is opened in a worker at the end of a task, and also if that fails."""
+        try:
             yield
         except BaseException:
             # What failed first is what is told.
-            if self.rich is not None:
-                close_operator(self.rich, self.name)
+            close_operator(rich, self.name)
             raise
-        if self.rich is not None:
-            with self.called("close"):
-                self.rich.close()
+        with self.called("close"):
+            rich.close()
 
     @contextmanager
     def called(self, method: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from pyspark.sql import types as T
@@ -71,10 +72,8 @@ def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) 
 def _same_names(kind: T.DataType) -> str | None:
     """Return that there are fields of one name side by side, which would be stored and never read again."""
     for part in _parts(kind):
-        names = part.names if isinstance(part, T.StructType) else []
-        for name in names:
-            if names.count(name) > 1:
-                times = names.count(name)
+        for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
+            if times > 1:
                 return f"the field {name!r} is there {times} times, and fields are found by their names"
     return None
 

@@ -108,6 +108,10 @@ class ExpiringLists(ExpiringElements):
         self.touches.setdefault(slot, []).extend([scope.now_ms] * len(added))
         self.changed.add(slot)
 
+    def write_rest(self, scope: KeyScope, rest: list[Any]) -> None:
+        """Set the current slot's list to its last elements, which keep their times."""
+        self.put(scope, rest, self.touches[scope.slot][-len(rest) :])
+
     def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
         return [*compress(value, lives)], [*compress(times, lives)]
 

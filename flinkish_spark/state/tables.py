@@ -95,6 +95,10 @@ class StateTable:
         self.entries[scope.slot] = value
         self.changed.add(scope.slot)
 
+    def write_rest(self, scope: KeyScope, rest: list[Any]) -> None:
+        """Set the current slot's list to what is left of it without some first elements; that is no touch."""
+        self.write(scope, rest)
+
     def remove(self, scope: KeyScope) -> None:
         """Remove the current slot's entry, if there is one."""
         if scope.slot in self.entries:

@@ -298,7 +298,7 @@ def test_table_and_function_are_closed_whatever_failed_and_errors_name_the_opera
 ) -> None:
     noted: list[str] = []
     join = LookupJoin(LEFT, USERS, lambda e: e.k, Noted(noted, fails), function=NotedFunction(noted))
-    worker = LookupRows(join, "found", parse_ddl("n LONG"), ())
+    worker = LookupRows(join, "found", parse_ddl("n LONG"), (), kept_as="found")
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "n": [1]})
     with pytest.raises(Exception, match=told) as caught:
         list(worker(iter([batch] if fails else [])))
