@@ -97,6 +97,7 @@ def function_object(name: str, value: _T, kind: str, *methods: str) -> _T:
         raise unusable(
             name, value, wanted=f"an instance of a subclass of {kind}", what_to_do="make one: `MyFunction()`"
         )
+    refuse_async(value, methods, f"the {type(value).__name__} that is given as {name}")
     return value
 
 
@@ -124,6 +125,7 @@ def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any
     """Return a function of two elements; raise ConfigError if it is none."""
     if not can_take(value, 2):
         raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
+    refuse_async(value, (), f"what is given as {name}")
     return value
 
 
@@ -132,6 +134,8 @@ def reducer(name: str, value: _T) -> _T:
     if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
         checked: Any = value
         function_of_two(name, checked)
+        return value
+    refuse_async(value, ("reduce",), f"the {type(value).__name__} that is given as {name}")
     return value
 
 

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from flinkish_spark import (
+    AggregateFunction,
     BroadcastProcessFunction,
     Emit,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
+    ReduceFunction,
+    ReducingStateDescriptor,
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
@@ -244,6 +247,46 @@ def test_functions_that_nobody_awaits_are_refused(method: Any) -> None:
     ):
         with pytest.raises(ConfigError, match="would never run"):
             ProgramHarness(program, ORDERS)
+
+
+async def waiting_for_one(value: Any, accumulator: Any) -> Any:
+    return accumulator
+
+
+async def waiting_for_the_sum(self: Any, first: Any, second: Any) -> Any:
+    return second
+
+
+def test_functions_of_windows_and_folds_that_nobody_awaits_are_refused() -> None:
+    methods: dict[str, Any] = {
+        "create_accumulator": lambda self: 0,
+        "add": lambda self, value, accumulator: accumulator,
+        "get_result": lambda self, accumulator: (accumulator,),
+    }
+    adding = type("Adding", (AggregateFunction,), {**methods, "add": waiting_for_the_sum})()
+    reducing = type("Reducing", (ReduceFunction,), {"reduce": waiting_for_the_sum})()
+    processing = type("Processing", (ProcessWindowFunction,), {"process": waiting_for_each})()
+    summed: dict[str, Any] = {"accumulator": "LONG", "output": "n LONG", "uid": "x"}
+    windows: list[Any] = [
+        lambda given: given.process(processing, output=ORDERS, uid="x"),
+        lambda given: given.reduce(lambda one, other: other, processing, output=ORDERS, uid="x"),
+    ]
+    either: list[Any] = [
+        lambda given: given.aggregate(adding, **summed),
+        lambda given: given.reduce(reducing, uid="x"),
+        lambda given: given.reduce(waiting_for_one, uid="x"),
+    ]
+    for fold in either:
+        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+            ProgramHarness(lambda orders, fold=fold: fold(orders.key_by("user")), ORDERS)
+    for fold in [*either, *windows]:
+        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+            ProgramHarness(
+                lambda orders, fold=fold: fold(orders.key_by("user").window(TumblingEventTimeWindows(60))),
+                ORDERS,
+            )
+    with pytest.raises(ConfigError, match=r"the_sum\(\) of the Reducing that is given as reduce would never"):
+        ReducingStateDescriptor("s", reducing, "LONG")
 
 
 @pytest.mark.parametrize("method", [waiting, waiting_for_each])
