@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.functions import KeyedCoProcessFunction
-from flinkish_spark.joins import CoGroupFunction, JoinType, LookupTable, ProcessJoinFunction
+from flinkish_spark.joins import CoGroupFunction, JoinType, LookupCache, LookupTable, ProcessJoinFunction
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.windows import TumblingEventTimeWindows
@@ -77,6 +78,18 @@ class Countries(LookupTable):
         return {"ann": [("Germany", "ann")]}
 
 
+class Noted(LookupTable):
+    """Notes who asked for what: process and key."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def lookup(self, keys: Any) -> Any:
+        with self.notes.open("a") as notes:
+            notes.writelines(f"{os.getpid()} {key}\n" for key in keys)
+        return {key: [(key.upper(),)] for key in keys}
+
+
 def finish(env: Any) -> None:
     with running(env) as client:
         assert client.wait(timeout_ms=300_000), f"the job did not end; {client.progress}"
@@ -113,6 +126,32 @@ def test_a_union_is_whole_whatever_leads_into_it(spark: Any, tmp_path: Path) -> 
     odd = Counter((user, amount) for user, amount, _ in kept if amount % 2)
     many = Counter({row: count for row, count in wanted.items() if row[1] > 1000})
     assert found["mixed"] == many + odd + Counter({("ann", -1): 50})
+
+
+def test_a_worker_asks_a_table_once_for_a_key_whose_answer_it_keeps(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    notes, folder, sink = tmp_path / "notes", tmp_path / "in", MemorySink(f"{tmp_path}/rows")
+    folder.mkdir()
+    source = FileSource(
+        str(folder), JsonLines(), "user STRING", discovery=Discovery.CONTINUOUS, discover_every_ms=100
+    )
+    users = env.from_source(source, uid="users")
+    cache = LookupCache(ttl_ms=3_600_000)
+    found = users.lookup_join(Noted(notes), "name STRING", key=lambda one: one.user, cache=cache)
+    found.sink_to(sink, uid="out")
+    micro_batches = 8
+    with running(env) as client:
+        for number in range(micro_batches):
+            feed(folder, str(number), [{"user": "ann"}, {"user": "ben"}])
+            await_that(lambda wanted=2 * (number + 1): rows(client, "out") == wanted, client)
+        client.stop_with_checkpoint()
+        client.wait()
+    assert Counter(map(tuple, sink.rows())) == Counter(
+        {("ann", "ANN"): micro_batches, ("ben", "BEN"): micro_batches}
+    )
+    asked = notes.read_text().splitlines()
+    # Tasks go to whichever worker is idle, of a few; each of them remembers.
+    assert len(asked) == len(set(asked)) < 2 * micro_batches
 
 
 def test_connected_and_joined_streams(spark: Any, tmp_path: Path) -> None:
