@@ -20,7 +20,8 @@ from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Proces
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.timed_buffer import Entry, TimedBuffer, time_of
 
-#: What is known of a waiting element where it would come out alone: whether it has had a partner.
+#: What is known of a waiting element where it would come out alone: whether it has had a partner. None: it
+#: came to a join that did not ask, before this one went on behind its savepoint; it does not come out alone.
 _FACTS, _IS_JOINED = "__is_joined BOOLEAN", -2
 
 
@@ -82,7 +83,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
             (half.over_ms(time_of(entry)), half, entry)
             for half in (self._left, self._right)
             for entry in half.cut(watermark_ms)
-            if half.keeps and not entry[_IS_JOINED]
+            if half.keeps and entry[_IS_JOINED] is False
         ]
         for over_ms, half, entry in sorted(alone, key=itemgetter(0)):
             element, time_ms = half.buffer.element(entry), time_of(entry)

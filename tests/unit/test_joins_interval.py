@@ -232,6 +232,23 @@ def test_elements_that_wait_may_get_a_field() -> None:
     assert one.take().rows == [("a", None, 1, "a", 5, "x"), ("a", "new", 2, "a", 5, "x")]
 
 
+def test_a_join_that_becomes_an_outer_one_begins_with_the_elements_that_come_then() -> None:
+    one = harness(IntervalJoinOperator(join_of()))
+    one.push(("a", 1), 10)
+    one.push(("a", 5, "x"), 10, source=1)
+    one.push(("a", 2), 20)
+    assert one.take().rows == [("a", 1, "a", 5, "x")]
+    outer = IntervalJoinOperator(join_of(kind=JoinType.FULL))
+    one = harness(outer, restore=one.snapshot(), bases=one.bases)
+    # Whether those from before had a partner is not known of them; of those that come now it is.
+    one.push(("a", 6, "y"), 22, source=1)
+    one.push(("a", 3), 30)
+    one.push(("a", 7, "z"), 40, source=1)
+    one.watermark(MAX_WATERMARK_MS)
+    expected = [("a", 2, "a", 6, "y"), ("a", 3, None, None, None), (None, None, "a", 7, "z")]
+    assert one.take().rows == expected
+
+
 def test_elements_need_a_time() -> None:
     one = harness(IntervalJoinOperator(join_of()))
     with pytest.raises(ElementFailed, match="interval join needs elements with a timestamp") as caught:
