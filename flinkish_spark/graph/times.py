@@ -48,15 +48,18 @@ def time_column(records: DataFrame, timestamps: Any) -> Column:
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
     kind = records.select(column.alias("time")).schema["time"].dataType
-    if isinstance(kind, T.TimestampType):
-        return _checked(F.unix_millis(column))
-    if isinstance(kind, T.LongType):
-        return _checked(column)
-    raise GraphError(
-        f"the event time {timestamps} is a {kind.simpleString()}",
-        why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
-        what_to_do="convert it in a transform, or give a column expression that does",
-    )
+    check_time_type(timestamps, kind)
+    return _checked(F.unix_millis(column) if isinstance(kind, T.TimestampType) else column)
+
+
+def check_time_type(timestamps: object, kind: T.DataType) -> None:
+    """Raise GraphError if a column of that type holds no event times."""
+    if not isinstance(kind, T.TimestampType | T.LongType):
+        raise GraphError(
+            f"the event time {timestamps} is a {kind.simpleString()}",
+            why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
+            what_to_do="convert it in a transform, or give a column expression that does",
+        )
 
 
 def _own_time(records: DataFrame) -> Column:
