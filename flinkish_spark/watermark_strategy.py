@@ -286,7 +286,9 @@ class ChannelGenerators:
         UserFunctionError
             The factory or the generator raised, or gave something else than it has to.
         """
-        generator = self._generators.get(channel) or self._new(channel)
+        generator = self._generators.get(channel)
+        if generator is None:
+            generator = self._new(channel)
         try:
             watermark_ms = generator.on_event(event, timestamp_ms)
             if watermark_ms is not None:

@@ -48,15 +48,18 @@ def time_column(records: DataFrame, timestamps: Any) -> Column:
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
     kind = records.select(column.alias("time")).schema["time"].dataType
-    if isinstance(kind, T.TimestampType):
-        return _checked(F.unix_millis(column))
-    if isinstance(kind, T.LongType):
-        return _checked(column)
-    raise GraphError(
-        f"the event time {timestamps} is a {kind.simpleString()}",
-        why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
-        what_to_do="convert it in a transform, or give a column expression that does",
-    )
+    check_time_type(timestamps, kind)
+    return _checked(F.unix_millis(column) if isinstance(kind, T.TimestampType) else column)
+
+
+def check_time_type(timestamps: object, kind: T.DataType) -> None:
+    """Raise GraphError if a column of that type holds no event times."""
+    if not isinstance(kind, T.TimestampType | T.LongType):
+        raise GraphError(
+            f"the event time {timestamps} is a {kind.simpleString()}",
+            why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
+            what_to_do="convert it in a transform, or give a column expression that does",
+        )
 
 
 def _own_time(records: DataFrame) -> Column:
@@ -91,8 +94,14 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
     ----------
     planned
         Returns the plan of a way from a source, in a chain, as the input of that name.
+
+    Raises
+    ------
+    GraphError
+        Uids are such that two inputs, or two operators, would be known by one name.
     """
     chains, operators, assigners = {}, {}, {}
+    names = _Names()
     inputs: dict[str, set[str]] = {}
     in_front: dict[str, set[str]] = {}
     for sink in graph.sinks:
@@ -105,22 +114,48 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
                 timed = next((step for step in reversed(leg.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
                     assigners[source] = Assigner(source, _UNTIMED)
+                    names.give(source, source)
                 else:
                     has_channels = planned(leg, chain, name).has_channels
                     uid = assigner_uid(name, chain.name)
                     assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
+                    names.give(uid, name, chain.name)
                 for at, operator in enumerate(path):
                     inputs.setdefault(operator, set()).add(uid)
                     in_front.setdefault(operator, set()).update(path[:at])
     # Also what others in front wait for in other chains: nobody is ahead of whom it reads.
     closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
-    return TimePlan(
+    plan = TimePlan(
         reporters(graph),
         chains,
         {name: uids for name, uids in operators.items() if uids},
         assigners,
         {uid: frozenset(own) for uid, own in closed.items()},
     )
+    instances = _Names()
+    for chain_name, uids in plan.operators.items():
+        for uid in uids:
+            name = plan.instance(uid, chain_name)
+            instances.give(name, uid, *(() if name == uid else (chain_name,)))
+    return plan
+
+
+class _Names:
+    """By which names inputs or operators are known, each of which may stand for one only."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, ...]] = {}
+
+    def give(self, name: str, *parts: str) -> None:
+        """Give one a name, made of these uids; more than once to the same does nothing."""
+        other = self._given.setdefault(name, parts)
+        if other != parts:
+            one, two = (" in front of ".join(f"'{uid}'" for uid in found) for found in (other, parts))
+            raise GraphError(
+                f"{one} and {two} cannot be told apart",
+                why=f"their event times are kept by uids with a dot between them, so both are '{name}'",
+                what_to_do="give one of these sources or operators another uid",
+            )
 
 
 def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:

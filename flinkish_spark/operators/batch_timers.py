@@ -69,7 +69,7 @@ class BatchTimers:
 
 def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
     """Return key, hash and time of the keys where the array says so."""
-    chosen = np.arange(len(index)) if where is None else np.flatnonzero(where)
+    chosen = index.chosen(where)
     times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
     if times.dtype.kind not in "iu":
         raise TypeError(f"times of timers are milliseconds as whole numbers, not {times.dtype}")

@@ -132,7 +132,7 @@ class ColumnarState:
             Which keys get one, shape (keys,), bool; all by default.
         """
         layout = self._table.layout
-        chosen = np.arange(len(self._index)) if where is None else np.flatnonzero(where)
+        chosen = self._index.chosen(where)
         columns = [
             _cut(value, kind, chosen, len(self._index))
             for value, kind in zip(values, layout.values, strict=True)
@@ -141,7 +141,8 @@ class ColumnarState:
 
     def remove(self, where: Array) -> None:
         """Remove the values of the keys where the array says so; shape (keys,), bool."""
-        chosen = np.flatnonzero(where & self.exists)
+        meant = self._index.chosen(where)
+        chosen = meant[self.exists[meant]]
         columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
         self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
 

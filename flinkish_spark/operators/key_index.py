@@ -43,6 +43,26 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def chosen(self, where: Array | None) -> Array:
+        """Return the numbers of the keys where an array says so, all for None.
+
+        Raises
+        ------
+        ValueError
+            It is not one true or false per key: one per row, or numbers of keys, would choose others.
+        """
+        if where is None:
+            return np.arange(len(self))
+        given = np.asarray(where)
+        is_true_or_false = given.dtype == bool or all(isinstance(one, bool | np.bool_) for one in given.flat)
+        if given.shape != (len(self),) or not is_true_or_false:
+            raise ValueError(
+                f"which keys are meant is said by {given.dtype} of shape {given.shape}; say it by one "
+                f"true or false for each of the {len(self)} keys"
+            )
+        found: Array = np.flatnonzero(given)
+        return found
+
     @classmethod
     def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
         """Give the keys of rows numbers.

@@ -145,6 +145,10 @@ class VectorizedProcessFunction(RichFunction, ABC):
         ctx
             Its rows are the timers, by time: `ctx.times` says when each was due, `ctx.index` whose it is.
         """
+        raise NotImplementedError(
+            f"timers are due that {type(self).__name__} registered when it had an on_timers(): define that "
+            "again; it may return ()"
+        )
 
 
 def has_timers(function: VectorizedProcessFunction) -> bool:

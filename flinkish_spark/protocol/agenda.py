@@ -24,6 +24,13 @@ class NextTimers:
             self.processing_time_ms, processing_time_ms
         )
 
+    def or_earlier(self, other: NextTimers) -> NextTimers:
+        """Return the earlier one by each clock. A timer at the end of time is one, too."""
+        return NextTimers(
+            _earlier(self.event_time_ms, other.event_time_ms),
+            _earlier(self.processing_time_ms, other.processing_time_ms),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
@@ -118,3 +125,7 @@ class Agenda:
 
 def _reached(time_ms: int | None, now_ms: int) -> bool:
     return time_ms is not None and time_ms <= now_ms
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((time_ms for time_ms in (one, other) if time_ms is not None), default=None)

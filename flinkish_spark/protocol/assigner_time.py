@@ -30,7 +30,8 @@ class AssignerTime:
     valve
         Over its channels.
     known_since_ms
-        Processing time of the first micro-batch that knew it.
+        Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
+        one in which they had records.
     silent_since_ms
         By channel, the processing time of the last micro-batch in which it had records, was held back,
         or was new.
@@ -70,17 +71,23 @@ class AssignerTime:
             if time_ms is not None
         }
         valve = self.valve.with_channels(sorted(new)).resumed(times_ms).advanced(watermarks)
-        if present is not None:
-            # The records of a channel that ends in this micro-batch were part of it.
-            valve = valve.without(valve.channels.keys() - present)
         stirred = times_ms.keys() | new | set(held_back)
         silent_since_ms = {
             channel: now_ms if channel in stirred else self.silent_since_ms[channel]
             for channel in valve.channels
         }
+        known_since_ms = self.known_since_ms
+        if present is not None:
+            # The records of a channel that ends in this micro-batch were part of it.
+            valve = valve.without(valve.channels.keys() - present)
+            if not valve.channels:
+                # The next split may come at once: it is not idle before it has been silent for long enough.
+                known_since_ms = max(silent_since_ms.values(), default=known_since_ms)
+            silent_since_ms = {channel: silent_since_ms[channel] for channel in valve.channels}
         quiet = [c for c, since_ms in silent_since_ms.items() if _is_silent(rules, since_ms, now_ms)]
         return replace(
             self,
+            known_since_ms=known_since_ms,
             valve=valve.silenced(quiet),
             silent_since_ms=silent_since_ms,
             has_ended=has_ended,

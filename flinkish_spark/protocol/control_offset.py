@@ -25,6 +25,8 @@ CHECKPOINT_KEY, WATERMARK_KEY, ABOVE_KEY = "flinkish:checkpoint", "flinkish:wate
 END_KEY, WAKE_KEY = "flinkish:end", "flinkish:wake"
 #: The micro-batch of the newest checkpoint whose state is kept apart.
 PINNED_KEY = "flinkish:pinned"
+#: What operators had seen before the log began: the least watermark, and those that are further, by uid.
+SEEN_KEY = "flinkish:seen"
 #: The newest checkpoint behind whose records event time comes to its end.
 DRAIN_KEY = "flinkish:drain"
 
@@ -68,6 +70,9 @@ class Wake:
         return cls(checked_whole("batch", batch, least=0), found)
 
 
+_NOTHING_SEEN = Watermarks()
+
+
 @dataclass(frozen=True, slots=True)
 class TimeOffer:
     """Where time stands for a micro-batch.
@@ -82,6 +87,8 @@ class TimeOffer:
         None if no micro-batch was ever wanted because of time.
     above
         Watermarks of operators that are further, by uid.
+    seen
+        Watermarks that operators had seen before the first micro-batch of the log, which no entry of it says.
 
     Examples
     --------
@@ -93,14 +100,21 @@ class TimeOffer:
     has_ended: bool = False
     wake: Wake | None = None
     above: Mapping[str, int] = field(default_factory=dict)
+    seen: Watermarks = _NOTHING_SEEN
 
     def __post_init__(self) -> None:
         Watermarks(self.watermark_ms, self.above)
 
     @classmethod
-    def of(cls, watermarks: Watermarks, has_ended: bool = False, wake: Wake | None = None) -> TimeOffer:
+    def of(
+        cls,
+        watermarks: Watermarks,
+        has_ended: bool = False,
+        wake: Wake | None = None,
+        seen: Watermarks = _NOTHING_SEEN,
+    ) -> TimeOffer:
         """Return an offer of these watermarks."""
-        return cls(watermarks.least_ms, has_ended, wake, watermarks.above)
+        return cls(watermarks.least_ms, has_ended, wake, watermarks.above, seen)
 
     @property
     def watermarks(self) -> Watermarks:
@@ -115,6 +129,7 @@ class TimeOffer:
             self.watermarks.raised_to(other.watermarks),
             self.has_ended or other.has_ended,
             theirs if is_later else ours,
+            self.seen.raised_to(other.seen),
         )
 
     def wakes_since(self, before: TimeOffer) -> list[tuple[int, int]]:
@@ -132,6 +147,8 @@ class TimeOffer:
             stored[END_KEY] = True
         if self.wake is not None:
             stored[WAKE_KEY] = self.wake.to_json()
+        if self.seen != _NOTHING_SEEN:
+            stored[SEEN_KEY] = [self.seen.least_ms, dict(sorted(self.seen.above.items()))]
         return stored
 
     @classmethod
@@ -139,11 +156,14 @@ class TimeOffer:
         """Read it out of an offset; raise ValueError if what is there is none."""
         watermark_ms = offset.get(WATERMARK_KEY, MIN_WATERMARK_MS)
         wake = offset.get(WAKE_KEY)
+        least_ms, above = list_of(offset.get(SEEN_KEY, [MIN_WATERMARK_MS, {}]), SEEN_KEY)
+        checked_whole(SEEN_KEY, least_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
         return cls(
             checked_whole(WATERMARK_KEY, watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS),
             bool(offset.get(END_KEY, False)),
             None if wake is None else Wake.from_json(wake),
             object_of(offset.get(ABOVE_KEY, {}), ABOVE_KEY),
+            Watermarks(least_ms, object_of(above, SEEN_KEY)),
         )
 
 

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.protocol.agenda import Agenda
+from flinkish_spark.protocol.agenda import Agenda, NextTimers
 from flinkish_spark.protocol.latencies import SINK_REPORTER
 from flinkish_spark.protocol.operator_time import OperatorTime
 from flinkish_spark.protocol.records import SinkAck, TimeReport
@@ -175,13 +175,11 @@ class TimePlan:
         without need says so, and who is not called never fires.
         """
         instances = self.instances()
-        reports: dict[Place, tuple[int, int]] = {}
+        found: dict[Place, NextTimers] = {}
         for (name, group), timers in state.agenda.groups.items():
             for now in _names_now(name, instances):
-                earlier = reports.get((now, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
-                own = (_or_never(timers.event_time_ms), _or_never(timers.processing_time_ms))
-                reports[now, group] = min(earlier[0], own[0]), min(earlier[1], own[1])
-        agenda = Agenda().after(_timers(reports))
+                found[now, group] = timers.or_earlier(found.get((now, group), timers))
+        agenda = Agenda(dict(sorted(found.items())))
         return replace(state, agenda=agenda).of_job(self.rules, self.operator_times())
 
 
@@ -303,7 +301,3 @@ def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
 
 def _or_none(time_ms: int) -> int | None:
     return None if time_ms == MAX_WATERMARK_MS else time_ms
-
-
-def _or_never(time_ms: int | None) -> int:
-    return MAX_WATERMARK_MS if time_ms is None else time_ms

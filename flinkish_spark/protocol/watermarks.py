@@ -267,7 +267,8 @@ def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
     for uid, one in running:
         alignment = rules[uid].alignment
         if alignment is not None and state.valve.channels[uid].status is ChannelStatus.ACTIVE:
-            least_ms = min(_active_ms(one).values(), default=MIN_WATERMARK_MS)
+            # Without channels it stands where those that are gone have left it.
+            least_ms = min(_active_ms(one).values(), default=one.valve.watermark_ms)
             slowest_ms[alignment.group] = min(least_ms, slowest_ms.get(alignment.group, least_ms))
     ahead: set[Place] = set()
     for uid, one in running:

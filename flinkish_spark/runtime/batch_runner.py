@@ -96,10 +96,11 @@ class BatchRunner:
         self, sides: Sequence[pa.RecordBatch], group: GroupState, progress: Progress
     ) -> BatchTimers | None:
         """Return the timers of the keys that have rows, and of those whose timers are due."""
-        if not has_timers(self._function):
+        hashes = [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        # Of a function without timers an earlier version may have had some: they would be due for ever.
+        if not has_timers(self._function) and not any(map(len, hashes)):
             return None
-        hashes = [one.column(C.KEY_HASH).to_numpy() for one in sides]
-        hashes += [group.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        hashes += [one.column(C.KEY_HASH).to_numpy() for one in sides]
         queues = group.timers.select(np.unique(np.concatenate(hashes)))
         return BatchTimers(queues, group.timers.hash_of, self.layout.timers[TimeDomain.EVENT_TIME].keys)
 

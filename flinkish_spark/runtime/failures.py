@@ -10,17 +10,18 @@ import json
 import re
 from typing import Any
 
+from flinkish_spark import errors
 from flinkish_spark.bridge import describe_failure, is_gateway_gone
 from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
-    ConfigError,
     CorruptObjectError,
     EnvironmentFault,
     FlinkishError,
     InputLostError,
     SchemaError,
     SparkGoneError,
+    UserError,
     UserFunctionError,
 )
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
@@ -138,12 +139,10 @@ def classify(error: BaseException) -> FlinkishError:
 
 def _raised_in_a_task(name: str, message: str) -> FlinkishError:
     """Return what an error of ours means that came out of a Python reader or writer as text."""
-    if name == InputLostError.__name__:
-        return InputLostError(message[:_MOST_TEXT].rstrip("."))
-    if name == AuthorizationError.__name__:
-        return AuthorizationError(message[:_MOST_TEXT].rstrip("."))
-    if name == ConfigError.__name__:
-        return ConfigError(message[:_MOST_TEXT].rstrip("."))
+    known = getattr(errors, name, None)
+    # What the user has to correct comes again after every restart: a state in `open()`, for example.
+    if isinstance(known, type) and issubclass(known, UserError | InputLostError | AuthorizationError):
+        return known(message[:_MOST_TEXT].rstrip("."))
     # A broker or another system that does not answer: not the fault of the user's code.
     return QueryFailed("a task that reads or writes failed", why=message[:_MOST_TEXT].rstrip("."))
 

@@ -102,7 +102,9 @@ def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
     except FileNotFoundError:
         # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
         earlier = []
-    here, before = ControlOffset.newest(controls), ControlOffset.newest(earlier).time.watermarks
+    here = ControlOffset.newest(controls)
+    # A log that begins with stored state says what that has seen: no watermark goes back.
+    before = ControlOffset.newest(earlier).time.watermarks if earlier else here.time.seen
     drained = ControlOffset.drained_in(controls)
     # Offsets say it until the next checkpoint, also where a job is started again.
     drains = drained > ControlOffset.drained_in(earlier)

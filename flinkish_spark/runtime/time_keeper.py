@@ -289,7 +289,8 @@ class TimeKeeper:
             self._control.offer_time(TimeOffer.of(carried))
             self._control.keep_time(TimeOffer.of(watermarks, state.has_ended, wake if groups else None))
         else:
-            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake))
+            seen = state.carried if is_first else Watermarks()
+            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake, seen))
         self._look_at_ms = self._next_look_ms(now_ms, due_ms)
 
     def _hold_back(self) -> None:

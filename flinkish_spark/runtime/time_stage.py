@@ -6,6 +6,7 @@ a channel keep their order. The object is pickled into the plan, so it holds val
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.errors import UserFunctionError
 from flinkish_spark.protocol.time_facts import checked_time
 from flinkish_spark.protocol.watermark_valve import MIN_WATERMARK_MS
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import RowReader
-from flinkish_spark.runtime.keyed_operator import Origins
+from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_functions import RowFunction
 from flinkish_spark.runtime.worker_gc import freeze_modules
 from flinkish_spark.watermark_strategy import ChannelGenerators, WatermarkGenerator
@@ -68,7 +70,11 @@ class TimeStage:
             times = self._times(batch, records)
             marks = self._marks(task, batch, records, times)
             yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
-        final = task.finish()
+        try:
+            final = task.finish()
+        except UserFunctionError as error:
+            told = json.dumps({"uid": self.source, "what": _named(error), "error": error.why})
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
         for channel, row in held.items():
             mark_ms = final[channel]
             yield self._with(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
@@ -90,20 +96,27 @@ class TimeStage:
                     raise ValueError("the event time must be milliseconds, got None")
                 times.append(int(time_ms))
         except Exception as error:
-            function = RowFunction(self.source, lambda record: record, origins=self.origins)
+            function = self._blaming(f"the timestamp assigner of '{self.source}'")
             raise function.blamed(batch, len(times), error) from error
         return times
 
-    @staticmethod
     def _marks(
-        task: ChannelGenerators, batch: pa.RecordBatch, records: list[Any], times: list[int]
+        self, task: ChannelGenerators, batch: pa.RecordBatch, records: list[Any], times: list[int]
     ) -> list[int]:
-        marks = []
-        for channel, record, time_ms in zip(batch.column(C.CHANNEL).to_pylist(), records, times, strict=True):
-            task.on_event(channel, record, time_ms)
-            mark_ms = task.greatest(channel)
-            marks.append(MIN_WATERMARK_MS if mark_ms is None else mark_ms)
+        marks: list[int] = []
+        try:
+            channels = batch.column(C.CHANNEL).to_pylist()
+            for channel, record, time_ms in zip(channels, records, times, strict=True):
+                task.on_event(channel, record, time_ms)
+                mark_ms = task.greatest(channel)
+                marks.append(MIN_WATERMARK_MS if mark_ms is None else mark_ms)
+        except UserFunctionError as error:
+            raise self._blaming(_named(error)).blamed(batch, len(marks), error, error.why) from error
         return marks
+
+    def _blaming(self, what: str) -> RowFunction:
+        """Return what names the record at which a function failed."""
+        return RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
 
     @staticmethod
     def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
@@ -113,6 +126,11 @@ class TimeStage:
         columns = {name: column for name, column in columns.items() if name not in added or name == C.MARK}
         columns |= {name: pa.array(values, pa.int64()) for name, values in added.items()}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _named(error: UserFunctionError) -> str:
+    """Return what failed; that it did is said where the error is told."""
+    return error.what.removesuffix(" failed")
 
 
 def _but_the_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

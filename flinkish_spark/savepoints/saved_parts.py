@@ -204,8 +204,6 @@ def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
 
 
 def _renamed(assigner: str, names: Mapping[str, str]) -> str:
-    """Return the uid of an assigner, ``<source>.<chain>``, with the chain's new name."""
-    for old, new in names.items():
-        if assigner.endswith(f".{old}"):
-            return assigner.removesuffix(old) + new
-    return assigner
+    """Return the uid of an assigner, ``<source>.<chain>``, with the chain's new name; names may have dots."""
+    old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
+    return assigner if old is None else assigner.removesuffix(old) + names[old]

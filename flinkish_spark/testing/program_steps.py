@@ -23,6 +23,7 @@ from flinkish_spark.graph.lookup_transforms import LookupTransform
 from flinkish_spark.graph.partitioning import is_partitioning
 from flinkish_spark.graph.python_transforms import ProcessTransform, RowTransform
 from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode, TransformNode, operator_of
+from flinkish_spark.graph.times import check_time_type
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
@@ -229,6 +230,7 @@ def _timed(step: TimedNode, given: T.StructType) -> Stage | None:
                 what_to_do="name one of them in with_timestamp_assigner(...)",
             )
         at = fields_of(given).names.index(assigner)
+        check_time_type(assigner, fields_of(given)[at].dataType)
         return TimeStage(lambda record, _: _ms(record[at]), None, "harness", Origins())
     if isinstance(assigner, Column):
         raise GraphError(

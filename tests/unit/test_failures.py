@@ -6,7 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark.errors import AuthorizationError, BadRecordError, InputLostError, UserFunctionError
+from flinkish_spark.errors import (
+    AuthorizationError,
+    BadRecordError,
+    ConfigError,
+    InputLostError,
+    SchemaError,
+    UserFunctionError,
+)
 from flinkish_spark.runtime.failures import QueryFailed, UnreadableRecordError, classify
 from flinkish_spark.runtime.inputs import DroppedRecords
 
@@ -27,6 +34,8 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
+        (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
+        (f"{TASK}\nflinkish_spark.errors.ConfigError: ttl is 3.", ConfigError, False),
         ("Some data may have been lost because they are not available", InputLostError, False),
     ],
 )

@@ -7,12 +7,14 @@ import json
 import pytest
 
 from flinkish_spark.protocol.agenda import Agenda, NextTimers
+from flinkish_spark.protocol.assigner_time import AssignerTime
 from flinkish_spark.protocol.control_offset import ControlOffset
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
 from flinkish_spark.protocol.time_facts import Watermarks
 from flinkish_spark.protocol.time_plan import TimePlan, facts_of, reporters_of
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.savepoints.saved_parts import times_with_timers, times_with_uid
 
 #: `first` runs in two chains, so Spark runs it twice.
 SHARED = TimePlan(
@@ -69,3 +71,25 @@ def test_an_offset_says_which_micro_batch_is_pinned() -> None:
     assert ControlOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
     with pytest.raises(ValueError, match="pinned"):
         ControlOffset.from_json({**offset.to_json(), "flinkish:pinned": -1})
+
+
+def test_a_savepoint_s_timer_at_the_end_of_time_waits_for_the_end_of_the_input() -> None:
+    """What a writer of savepoints finds in a state may be due then; a job that began with it forgot it."""
+    written = times_with_timers(None, "first", "first", ["first"], [(3, MAX_WATERMARK_MS, None), (4, 5, 7)])
+    assert written is not None
+    again = EventTime.from_json(json.loads(json.dumps(written.to_json())))
+    agenda = ALONE.of_plan(again).agenda
+    assert agenda.groups == written.agenda.groups
+    assert agenda.due(MAX_WATERMARK_MS, 0) == {("first", 3), ("first", 4)}
+    assert agenda.due(MAX_WATERMARK_MS - 1, 0) == {("first", 4)}
+    times = {("first.sums", 4): NextTimers(9, None), ("first.tops", 4): NextTimers(MAX_WATERMARK_MS, 2)}
+    assert ALONE.of_plan(EventTime(agenda=Agenda(times))).agenda.groups == {("first", 4): NextTimers(9, 2)}
+
+
+def test_another_uid_renames_the_times_of_its_own_chain_only() -> None:
+    """Of chains `sums` and `eu.sums` the first was taken for the second, whose source then began anew."""
+    own = {name: AssignerTime(known_since_ms=1) for name in ("orders.sums", "orders.eu.sums")}
+    names = {"sums": "totals", "eu.sums": "eu.sums"}
+    renamed = times_with_uid(EventTime(assigners=own), "sums", "totals", ["sums", "eu.sums"], names)
+    assert renamed is not None
+    assert set(renamed.assigners) == {"orders.totals", "orders.eu.sums"}

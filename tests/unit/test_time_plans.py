@@ -240,3 +240,34 @@ def test_a_source_is_in_one_group(program: Program) -> None:
         program.sink(program.keyed(timed, f"sums-{number}"), f"out-{number}")
     with pytest.raises(GraphError, match="aligned with the groups 'shop' and 'web'"):
         check_alignment(program.graph, program.plan())
+
+
+def test_inputs_whose_uids_make_one_name_are_refused(program: Program) -> None:
+    """The times of both counted as those of one, so watermarks were further than its records."""
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    program.sink(program.keyed(orders, "eu.sums"), "all")
+    europe = program.source("orders.eu").assign_timestamps_and_watermarks(FIRST)
+    program.sink(program.keyed(europe, "sums"), "eu")
+    says = "'orders' in front of 'eu.sums' and 'orders.eu' in front of 'sums' cannot be told apart"
+    with pytest.raises(GraphError, match=rf"{says}.*'orders.eu.sums'.*another uid"):
+        program.plan()
+
+
+def test_so_is_a_source_without_a_strategy_that_has_the_name_of_an_input(program: Program) -> None:
+    orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
+    program.sink(program.keyed(orders, "sums"), "all")
+    program.sink(program.source("orders.sums"), "copy")
+    with pytest.raises(
+        GraphError, match=r"'orders' in front of 'sums' and 'orders.sums' cannot be told apart"
+    ):
+        program.plan()
+
+
+def test_so_is_an_operator_that_has_the_name_of_another_one_in_one_of_its_chains(program: Program) -> None:
+    """Its timers and those of the other were taken for each other's."""
+    shared = program.keyed(program.source("orders"), "first")
+    program.sink(program.keyed(shared, "sums"), "out")
+    program.sink(program.keyed(shared, "tops"), "top")
+    program.sink(program.keyed(program.source("clicks"), "first.sums"), "other")
+    with pytest.raises(GraphError, match=r"'first' in front of 'sums' and 'first.sums' cannot"):
+        program.plan()

@@ -121,6 +121,22 @@ def test_a_generator_may_emit_nothing() -> None:
     assert task.finish() == {0: None}
 
 
+class Ended(WatermarkGenerator, set):
+    """Keeps which orders are open, and emits a time when none is: then it is false, as any empty set."""
+
+    def on_event(self, event, timestamp_ms):
+        self ^= {event}
+        return None if self else timestamp_ms
+
+
+def test_a_generator_may_be_a_collection_which_is_false_while_it_is_empty() -> None:
+    """It was made anew for each record, and the channel's greatest watermark was forgotten."""
+    task = ChannelGenerators(Ended, "orders")
+    for event, time_ms in [("a", 90), ("a", 80), ("b", 50)]:
+        task.on_event(0, event, time_ms)
+    assert task.finish() == {0: 80}
+
+
 class Raising(WatermarkGenerator):
     def on_event(self, event, timestamp_ms):
         return event()
