@@ -19,7 +19,14 @@ from flinkish_spark.operators.broadcast_side import (
 from flinkish_spark.operators.broadcast_state import ReadOnlyBroadcastState
 from flinkish_spark.operators.declaring import declared_state
 from flinkish_spark.operators.elements import TimeDomain, Timer
-from flinkish_spark.operators.group_run import Check, Elements, Emitted, GroupRun, Progress
+from flinkish_spark.operators.group_run import (
+    NO_ELEMENTS,
+    Check,
+    Elements,
+    Emitted,
+    GroupRun,
+    Progress,
+)
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
@@ -144,6 +151,8 @@ class BroadcastRun:
         elements: Elements,
         progress: Progress,
         check: Check | None = None,
+        broadcast_before: Elements = NO_ELEMENTS,
+        elements_before: Elements = NO_ELEMENTS,
     ) -> tuple[Emitted, bytes | None]:
         """Work through a micro-batch of the partition.
 
@@ -152,9 +161,11 @@ class BroadcastRun:
         value
             What was stored for the partition; None at the beginning.
         broadcast, elements
-            Their keys are not looked at.
+            Those behind the watermark; their keys are not looked at.
         check
             Looks at what each call emits; None: nobody does.
+        broadcast_before, elements_before
+            Those before the watermark.
 
         Returns
         -------
@@ -167,14 +178,12 @@ class BroadcastRun:
             The function raised: `BroadcastElementFailed` where it was at a broadcast element.
         """
         self.side.begin(value)
-        emitted = self.side.process(broadcast, progress, check)
+        emitted = self.side.process(broadcast, progress, check, broadcast_before)
         stored = self.side.dump()
-        context = self._context
-        context.emitted, context.check = emitted, check
-        context.watermark_ms = progress.watermark_ms
-        context.processing_time_ms = progress.processing_time_ms
-        context.process(self._function.process_element, elements)
-        return emitted, stored
+        self._context.check = check
+        process = self._function.process_element
+        later = self._context.process_sides(process, elements_before, elements, progress)
+        return emitted.then(later), stored
 
     def close(self) -> None:
         """Close the function."""

@@ -8,7 +8,15 @@ from typing import Any
 
 from flinkish_spark.operators.broadcast_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, tag_name
-from flinkish_spark.operators.group_run import Check, ElementFailed, Elements, Emitted, Progress, checked
+from flinkish_spark.operators.group_run import (
+    NO_ELEMENTS,
+    Check,
+    ElementFailed,
+    Elements,
+    Emitted,
+    Progress,
+    checked,
+)
 from flinkish_spark.operators.keyed_context import FunctionContext
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.runtime.taken_values import taken
@@ -83,7 +91,35 @@ class ContextFacts:
         """Emit a row to a side output."""
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
 
-    def process(self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements) -> None:
+    def process_sides(
+        self,
+        process: Callable[[Any, Any], Iterable[Any] | None],
+        before: Elements,
+        behind: Elements,
+        progress: Progress,
+    ) -> Emitted:
+        """Give elements on both sides of the watermark to a function; return what it emits.
+
+        What it makes of an element before the watermark is before it, too: it is not late for who reads it.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised.
+        """
+        self.emitted = emitted = Emitted()
+        self.processing_time_ms = progress.processing_time_ms
+        self.watermark_ms = progress.watermark_before_ms
+        self.process(process, before, is_before=True)
+        emitted.before = len(emitted.rows)
+        emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
+        self.watermark_ms = progress.watermark_ms
+        self.process(process, behind, is_before=False)
+        return emitted
+
+    def process(
+        self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
+    ) -> None:
         """Give elements to a function, with these facts as the context.
 
         Raises
@@ -100,7 +136,7 @@ class ContextFacts:
             try:
                 rows.extend(map(taken, process(value, self) or ()))
             except Exception as error:
-                raise ElementFailed(at, False, error) from error
+                raise ElementFailed(at, is_before, error) from error
             times.extend([time_ms] * (len(rows) - len(times)))
 
 
@@ -196,11 +232,19 @@ class BroadcastSide:
         self.tables.settle()
         return self._value
 
-    def process(self, elements: Elements, progress: Progress, check: Check | None = None) -> Emitted:
+    def process(
+        self,
+        behind: Elements,
+        progress: Progress,
+        check: Check | None = None,
+        before: Elements = NO_ELEMENTS,
+    ) -> Emitted:
         """Process the micro-batch's broadcast elements; their keys are not looked at.
 
         Parameters
         ----------
+        behind, before
+            Those behind the watermark, as all of a source are, and those before it.
         check
             Looks at what each call emits; None: nobody does.
 
@@ -209,16 +253,11 @@ class BroadcastSide:
         BroadcastElementFailed
             The function raised; nothing of the micro-batch counts.
         """
-        context = self._context
-        context.emitted, context.check = Emitted(), check
-        emitted = context.emitted
-        context.watermark_ms = progress.watermark_ms
-        context.processing_time_ms = progress.processing_time_ms
+        self._context.check = check
         try:
-            context.process(self._process, elements)
+            return self._context.process_sides(self._process, before, behind, progress)
         except ElementFailed as failed:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
-        return emitted
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
         """Return a state for the element side."""

@@ -85,6 +85,14 @@ class Elements:
     source: int = 0
 
 
+NO_ELEMENTS = Elements((), ())
+
+
+def _joined(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
+    """Return two lists as one, of which so many are in front of all others."""
+    return [*first[:before], *second[:then], *first[before:], *second[then:]]
+
+
 @dataclass
 class Emitted:
     """What a key group emitted, in order.
@@ -107,6 +115,19 @@ class Emitted:
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+
+    def then(self, later: Emitted) -> Emitted:
+        """Return this with what was emitted later, on each side of the watermark; counts are left out."""
+        names = dict.fromkeys([*self.side, *later.side])
+        own = {name: (self.side.get(name, []), self.side_before.get(name, 0)) for name in names}
+        others = {name: (later.side.get(name, []), later.side_before.get(name, 0)) for name in names}
+        return Emitted(
+            _joined(self.rows, self.before, later.rows, later.before),
+            _joined(self.times_ms, self.before, later.times_ms, later.before),
+            self.before + later.before,
+            {name: _joined(*own[name], *others[name]) for name in names},
+            {name: own[name][1] + others[name][1] for name in names},
+        )
 
 
 #: Raises if what one call has emitted cannot be written.

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import pyarrow as pa
-
 from flinkish_spark.functions import BroadcastProcessFunction
 from flinkish_spark.operators.broadcast_operators import BroadcastRun, KeyedBroadcastOperator
 from flinkish_spark.operators.broadcast_side import BroadcastElementFailed
@@ -30,6 +28,8 @@ from flinkish_spark.runtime.group_runners import (
     OutRows,
     RowShape,
     blame_call,
+    row_of_element,
+    rows_between,
     rows_written,
 )
 from flinkish_spark.state import MapStateDescriptor
@@ -90,8 +90,8 @@ class KeyedBroadcastRunner(ElementRunner):
 
         def run(check: Check | None) -> Emitted:
             side.begin(value)
-            elements = elements_of(self._shape, inputs, Distribution.BROADCAST)
-            return side.process(elements, progress, check)
+            before, behind = sides_of(self._shape, inputs, Distribution.BROADCAST)
+            return side.process(behind, progress, check, before)
 
         rows, _ = written_or_blamed(self._written, lambda check: (run(check), None))
         return PartitionDone(rows, side.dump())
@@ -108,7 +108,7 @@ class KeyedBroadcastRunner(ElementRunner):
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
         if isinstance(failure, BroadcastElementFailed):
-            return place_of(self._shape, inputs, Distribution.BROADCAST, failure.at)
+            return place_of(self._shape, inputs, Distribution.BROADCAST, failure)
         return super().row_of(inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
@@ -136,9 +136,9 @@ class UnkeyedBroadcastRunner:
         """See :class:`PartitionRunner`."""
 
         def run(check: Check | None) -> tuple[Emitted, bytes | None]:
-            broadcast = elements_of(self._shape, inputs, Distribution.BROADCAST)
-            elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
-            return self._run.run(value, broadcast, elements, progress, check)
+            of_broadcast, broadcast = sides_of(self._shape, inputs, Distribution.BROADCAST)
+            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
 
         return PartitionDone(*written_or_blamed(partial(rows_written, self._shape, self._writers), run))
 
@@ -150,7 +150,7 @@ class UnkeyedBroadcastRunner:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
         is_broadcast = isinstance(failure, BroadcastElementFailed)
         way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
-        return place_of(self._shape, inputs, way, failure.at)
+        return place_of(self._shape, inputs, way, failure)
 
 
 def written_or_blamed(
@@ -178,12 +178,21 @@ def written_or_blamed(
         raise
 
 
-def elements_of(shape: RowShape, inputs: InputRows, way: Distribution) -> Elements:
-    """Return the rows of all inputs that come by one way, as elements whose keys mean nothing."""
+def sides_of(shape: RowShape, inputs: InputRows, way: Distribution) -> tuple[Elements, Elements]:
+    """Return the rows of all inputs that come by one way, as elements whose keys mean nothing.
+
+    Those before the watermark, and those behind it.
+    """
+    before, behind = (_elements_of(shape, inputs, way, is_before=is_before) for is_before in (True, False))
+    return before, behind
+
+
+def _elements_of(shape: RowShape, inputs: InputRows, way: Distribution, *, is_before: bool) -> Elements:
     values: list[Any] = []
     times: list[int | None] = []
-    for rows, one in zip(inputs, shape.inputs, strict=True):
-        if rows is not None and one.distribution is way:
+    for given, one in zip(inputs, shape.inputs, strict=True):
+        rows = rows_between(given, one, is_before=is_before) if one.distribution is way else None
+        if rows is not None:
             values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
             is_timed = C.TIME in rows.schema.names
             times += rows.column(C.TIME).to_pylist() if is_timed else [None] * rows.num_rows
@@ -191,12 +200,8 @@ def elements_of(shape: RowShape, inputs: InputRows, way: Distribution) -> Elemen
 
 
 def place_of(
-    shape: RowShape, inputs: Sequence[pa.RecordBatch | None], way: Distribution, at: int
+    shape: RowShape, inputs: InputRows, way: Distribution, failure: ElementFailed
 ) -> tuple[int, int]:
-    """Return the input, and which of its rows, the element of that number is among those of one way."""
-    for number, (rows, one) in enumerate(zip(inputs, shape.inputs, strict=True)):
-        if rows is not None and one.distribution is way:
-            if at < rows.num_rows:
-                return number, at
-            at -= rows.num_rows
-    raise AssertionError(f"there is no element {at}")
+    """Return the input, and which of its rows is the element at which a function failed."""
+    own = [rows if one.distribution is way else None for rows, one in zip(inputs, shape.inputs, strict=True)]
+    return row_of_element(shape, own, failure)

@@ -21,7 +21,7 @@ from flinkish_spark.operators.list_state import (
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.runtime.arrow_rows import RowWriter
-from flinkish_spark.runtime.broadcast_runners import PartitionDone, elements_of, place_of, written_or_blamed
+from flinkish_spark.runtime.broadcast_runners import PartitionDone, place_of, sides_of, written_or_blamed
 from flinkish_spark.runtime.group_runners import Distribution, InputRows, OutRows, RowShape, rows_written
 from flinkish_spark.state import StateDescriptor
 
@@ -57,13 +57,10 @@ class ListStateRunner:
 
         def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
             lists = self._states.lists = OperatorLists(self._uid, self._states.descriptors, value)
-            context = self._context
-            context.emitted, context.check = Emitted(), check
-            context.watermark_ms = progress.watermark_ms
-            context.processing_time_ms = progress.processing_time_ms
-            elements = elements_of(self._shape, inputs, Distribution.BY_CHANNEL)
-            context.process(self._function.process_element, elements)
-            return context.emitted, lists
+            self._context.check = check
+            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            process = self._function.process_element
+            return self._context.process_sides(process, before, behind, progress), lists
 
         rows, lists = written_or_blamed(partial(rows_written, self._shape, self._writers), run)
         return PartitionDone(rows, lists.dump() if lists.is_changed else None)
@@ -74,7 +71,7 @@ class ListStateRunner:
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`~flinkish_spark.runtime.group_runners.GroupRunner`."""
-        return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure.at)
+        return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure)
 
 
 class _Context(ContextFacts):

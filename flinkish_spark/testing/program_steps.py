@@ -114,6 +114,11 @@ def blaming(uid: str | None = None) -> Iterator[None]:
         uid = str(json.loads(str(failure).removeprefix(USER_FUNCTION_MARKER))["uid"])
     except (OutputError, StateValueError) as error:
         blamed = error
+    except Exception as error:
+        # Of a function that takes columns, which has no element or timer at which it failed.
+        if uid is not None:
+            error.add_note(f"in the operator '{uid}'")
+        raise
     if isinstance(blamed, OutputError | StateValueError):
         says = f"the function {blamed}" if isinstance(blamed, OutputError) else str(blamed)
         raise UserFunctionError(f"operator '{uid}': {says}", uid=uid)

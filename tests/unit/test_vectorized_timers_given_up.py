@@ -50,3 +50,15 @@ def test_a_function_that_has_it_again_is_rid_of_them() -> None:
     later.watermark(10)
     assert later.next_timer_ms(TimeDomain.EVENT_TIME) is None
     assert later.next_timer_ms(TimeDomain.PROCESSING_TIME) == 20
+
+
+def test_what_a_function_over_columns_raises_in_a_harness_names_the_operator() -> None:
+    """As docs/testing.md says of all functions; only those that work element by element had the note."""
+
+    class Fails(WithTimers):
+        def process_batch(self, batch, ctx):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError) as found:
+        run(Fails()).push(("ann", 1), 5)
+    assert found.value.__notes__ == ["in the operator 'sums'"]
