@@ -35,7 +35,7 @@ from flinkish_spark.drop_in.rows import KafkaPiece, WakePiece, read_piece, read_
 from flinkish_spark.drop_in.source_options import SourceOptions
 from flinkish_spark.drop_in.topic_watch import TopicWatch
 from flinkish_spark.kafka.answers import Place
-from flinkish_spark.kafka.channels import channel_by_name, channel_of
+from flinkish_spark.kafka.channels import channel_of
 from flinkish_spark.kafka.positions import Positions
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
@@ -177,9 +177,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if held == NONE_HELD:
             return end
         wanted = self._options.subscription
-        # Of an environment's source, which names partitions in the order of its topics.
-        topics = wanted.topics or sorted({topic for topic, _ in wanted.assigned})
-        number = partial(channel_of, topics) if topics else channel_by_name
+        number = partial(channel_of, wanted.topics or sorted({topic for topic, _ in wanted.assigned}))
         return {place: begin[place] if held.holds(number(*place)) else at for place, at in end.items()}
 
     def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from flinkish_spark.errors import ConfigError
 
-#: Bits of a channel's number below those of its topic's place in the list.
+#: Bits of a channel's number below those of its topic's.
 TOPIC_SHIFT = 32
 #: Bits of a topic's own number: a channel is not negative.
 TOPIC_BITS = 0x7FFFFFFF
@@ -19,25 +19,35 @@ def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
     Parameters
     ----------
     topics
-        Of the source, in its order.
-
-    Raises
-    ------
-    ValueError
-        The topic is not among them.
+        Of the source, in any order; none where they are read by a pattern.
 
     Examples
     --------
-    >>> channel_of(["orders"], "orders", 3), channel_of(["orders", "clicks"], "clicks", 3)
-    (3, 4294967299)
+    >>> channel_of(["orders"], "orders", 3)
+    3
+    >>> channel_of(["orders", "clicks"], "clicks", 3) == channel_by_name("clicks", 3)
+    True
     """
-    return (topics.index(topic) << TOPIC_SHIFT) + partition
+    return partition if len(topics) == 1 else channel_by_name(topic, partition)
+
+
+def topic_of(topics: Sequence[str], channel: int) -> str:
+    """Return the topic of a channel, out of those of its source.
+
+    Examples
+    --------
+    >>> topic_of(["orders", "clicks"], channel_of(["orders", "clicks"], "clicks", 3))
+    'clicks'
+    """
+    number = channel >> TOPIC_SHIFT
+    return topics[0] if len(topics) == 1 else next(topic for topic in topics if _number_of(topic) == number)
 
 
 def channel_by_name(topic: str, partition: int) -> int:
-    """Return the number that the records of a partition have where topics are read by a pattern.
+    """Return the number that the records of a partition have where a source reads several topics.
 
-    It goes by the topic's name alone: topics come while the job runs, and no channel may be renumbered.
+    It goes by the topic's name alone: what is kept by channel, such as watermarks, outlives the job's start.
+    A topic that comes, in the middle of a list, too, or another order of them must not renumber the others.
 
     Examples
     --------
@@ -48,7 +58,7 @@ def channel_by_name(topic: str, partition: int) -> int:
 
 
 def check_told_apart(topics: Iterable[str]) -> None:
-    """Refuse topics of one pattern whose channels would have the same numbers.
+    """Refuse topics of one source whose channels would have the same numbers.
 
     Raises
     ------
@@ -60,9 +70,9 @@ def check_told_apart(topics: Iterable[str]) -> None:
         other = found.setdefault(_number_of(topic), topic)
         if other != topic:
             raise ConfigError(
-                f"the topics '{other}' and '{topic}' cannot be read by one pattern",
+                f"the topics '{other}' and '{topic}' cannot be read by one source",
                 why="channels are numbered by a checksum of the topic's name, and theirs are equal",
-                what_to_do="read one of them by its name, with a source of its own, or give it another name",
+                what_to_do="read one of them with a source of its own, or give it another name",
                 topics=(other, topic),
             )
 

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.errors import FlinkishError, InternalError
+from flinkish_spark.kafka.channels import topic_of
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
@@ -82,7 +83,7 @@ class Origins:
         """Return topic, partition and offset, or channel and sequence."""
         if self.topics:
             return {
-                "topic": self.topics[channel >> 32],
+                "topic": topic_of(self.topics, channel),
                 "partition": channel & 0xFFFFFFFF,
                 "offset": sequence,
             }

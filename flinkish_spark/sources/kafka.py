@@ -21,6 +21,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.formats import Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
+from flinkish_spark.kafka.channels import check_told_apart
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
 from flinkish_spark.runtime import columns as C
@@ -156,13 +157,13 @@ class KafkaSource(EndsAtOffsets):
         max_offsets_per_second: float | Unlimited = UNLIMITED,
     ) -> None:
         read = Wanted.of(topics, pattern, partitions)
+        check_told_apart(read.topics)
         group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give a number of records, or 0 for no limit"):
             checked_whole("max_offsets_per_trigger", max_offsets_per_trigger, least=0)
         for name, content in (
             ("bootstrap_servers", bootstrap_servers),
-            # In an order that the reader of single partitions has, too.
-            ("topics", read.topics if partitions is None else tuple(sorted(read.topics))),
+            ("topics", read.topics),
             ("group_id", group_id),
             ("value", value),
             ("starting_offsets", checked_start(starting_offsets, group_id)),

@@ -108,14 +108,10 @@ def channel_column(topics: Sequence[str]) -> Column:
     Parameters
     ----------
     topics
-        Of the source, by :func:`~.kafka.channels.channel_of`; none where they are read by a pattern, by
-        :func:`~.kafka.channels.channel_by_name`.
+        Of the source, as :func:`~.kafka.channels.channel_of` takes them.
     """
     channel = F.col("partition").cast("long")
-    if not topics:
+    if len(topics) != 1:
         number = F.crc32(F.col("topic").cast("binary")).bitwiseAND(F.lit(TOPIC_BITS).cast("long"))
         channel = F.shiftleft(number, TOPIC_SHIFT) + channel
-    elif len(topics) > 1:
-        index = F.array_position(F.array(*[F.lit(topic) for topic in topics]), F.col("topic")) - 1
-        channel = F.shiftleft(index, TOPIC_SHIFT) + channel
     return channel.alias(C.CHANNEL)

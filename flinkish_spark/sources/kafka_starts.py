@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.answers import Place
-from flinkish_spark.kafka.channels import channel_by_name, channel_of, check_told_apart
+from flinkish_spark.kafka.channels import channel_of, check_told_apart
 from flinkish_spark.kafka.positions import Positions, TopicPattern
 from flinkish_spark.protocol.scans import offsets_in
 from flinkish_spark.runtime.spark_log import LoggedOffsets
@@ -117,7 +117,7 @@ class StartsAtOffsets(Source):
     def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
         """Return the channels of partitions by topic."""
         return frozenset(
-            channel_by_name(topic, partition) if self.pattern else channel_of(self.topics, topic, partition)
+            channel_of(self.topics, topic, partition)
             for topic in self._of_mine(partitions)
             for partition in partitions[topic]
         )

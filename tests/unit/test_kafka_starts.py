@@ -14,8 +14,9 @@ from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.formats import Json
 from flinkish_spark.job_dir import JobDir
-from flinkish_spark.kafka.channels import channel_by_name, check_told_apart
+from flinkish_spark.kafka.channels import channel_by_name, channel_of, check_told_apart
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.runtime.keyed_operator import Origins
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.topic_loops import check_loops
 from flinkish_spark.sources import (
@@ -275,8 +276,22 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
 def test_topics_with_one_number_are_refused() -> None:
     check_told_apart(["in", "in-2"])
     # Their checksums are equal.
-    with pytest.raises(ConfigError, match="'buckeroo' and 'plumless' cannot be read by one pattern"):
+    with pytest.raises(ConfigError, match="'buckeroo' and 'plumless' cannot be read by one source"):
         check_told_apart(["plumless", "in", "buckeroo"])
+    with pytest.raises(ConfigError, match="cannot be read by one source"):
+        KafkaSource("nowhere:1", ["plumless", "in", "buckeroo"])
+
+
+def test_channels_of_several_topics_keep_their_numbers_whatever_the_order_and_what_else_is_read() -> None:
+    partitions = {"in": [0, 2], "other": [1]}
+    found = KafkaSource("nowhere:1", ["other", "in"]).channels_of(partitions)
+    assert found == KafkaSource("nowhere:1", ["in", "a-new-one", "other"]).channels_of(partitions)
+    # Of a single topic they are Kafka's; none of theirs is among those of several.
+    assert KafkaSource("nowhere:1", ["in"]).channels_of(partitions) == {0, 2} and min(found) > 2
+    for topic, numbers in partitions.items():
+        for number in numbers:
+            where = Origins(("other", "in")).describe(channel_of(("in", "other"), topic, number), 5)
+            assert where == {"topic": topic, "partition": number, "offset": 5}
 
 
 @pytest.mark.parametrize(

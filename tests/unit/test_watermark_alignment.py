@@ -16,6 +16,7 @@ from flinkish_spark import KafkaSource
 from flinkish_spark.drop_in import topic_watch
 from flinkish_spark.drop_in.source_options import parse_stream
 from flinkish_spark.drop_in.stream_reader import KafkaStreamReader
+from flinkish_spark.kafka.channels import channel_by_name
 from flinkish_spark.protocol.time_facts import (
     Alignment,
     AssignerInput,
@@ -168,7 +169,7 @@ def test_a_kafka_partition_that_is_held_back_brings_no_records(
     }
     reader = KafkaStreamReader(parse_stream(options), log)  # type: ignore[arg-type]
     start = reader.initialOffset()
-    write_held(control, {"in": HeldChannels(frozenset({0, (1 << 32) + 1}))})
+    write_held(control, {"in": HeldChannels(frozenset({channel_by_name("a", 0), channel_by_name("b", 1)}))})
     end = reader.latestOffset({"a": {"0": 0}, "b": {"0": 0, "1": 0}}, ReadAllAvailable())
     assert end == {"a": {"0": 0}, "b": {"0": 10, "1": 0}}
     write_held(control, {})
@@ -178,7 +179,8 @@ def test_a_kafka_partition_that_is_held_back_brings_no_records(
 
 def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
     source = KafkaSource("nowhere:1", ["b", "a"], reader="python", partitions={"b": [1], "a": [0, 2]})
-    assert source.topics == ("a", "b") and source.channels_of({"a": [2], "b": [1]}) == {2, (1 << 32) + 1}
+    wanted = {channel_by_name("a", 2), channel_by_name("b", 1)}
+    assert source.channels_of({"a": [2], "b": [1]}) == wanted
     options = {
         "kafka.bootstrap.servers": "localhost:9092",
         **subscription(source.topics, source.partitions),
