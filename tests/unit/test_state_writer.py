@@ -297,6 +297,17 @@ def test_columns_go_into_lists_and_maps_by_element_or_whole(tmp_path) -> None:
     assert shown(tmp_path / "whole", ddl, [row], whole) == [([1, 2], [(1, "x")], {"x": 1}, {"x": (1, "y")})]
 
 
+def test_a_value_of_a_whole_map_may_be_null_and_an_element_of_a_whole_list_may_not(tmp_path) -> None:
+    named = MapStateDescriptor("named", "STRING", "n LONG, name STRING")
+    kind = "STRUCT<n: LONG, name: STRING>"
+    row = ("ann", {"x": None})
+    found = shown(tmp_path, f"user STRING, m MAP<STRING, {kind}>", [row], [(named, "m")])
+    assert found == [({"x": None},)]
+    listed = ListStateDescriptor("listed", "n LONG, name STRING")
+    with pytest.raises(WriterRefused, match="a list state takes no None.*'ann'"):
+        filled(tmp_path / "list", [(listed, "l")], [("ann", [None])], ddl=f"user STRING, l ARRAY<{kind}>")
+
+
 @pytest.mark.parametrize(
     "pair",
     [(ValueStateDescriptor("one", "LONG"), "n"), (MapStateDescriptor("m", "STRING", "LONG"), ("name", "n"))],
