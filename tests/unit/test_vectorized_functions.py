@@ -304,3 +304,20 @@ def test_a_list_whose_elements_expire_is_no_column() -> None:
     run = VectorizedHarness(Lists(), ORDERS, "user STRING, seen ARRAY<LONG>", "user")
     with pytest.raises(ValueError, match="state 'seen' has elements that expire one by one"):
         run.push_all([(("ann", 1), None)])
+
+
+def test_a_state_that_is_asked_for_twice_in_a_call_is_one_state() -> None:
+    class Twice(VectorizedProcessFunction):
+        def open(self, context):
+            context.get_state(ValueStateDescriptor("seen", "LONG"))
+
+        def process_batch(self, batch, ctx):
+            first, is_new = ctx.state("seen"), ~ctx.state("seen").exists
+            seen = first.numbers()
+            ctx.state("seen").put([seen + 1], is_new)
+            first.put([seen + 1], ~is_new)
+
+    run = VectorizedHarness(Twice(), ORDERS, ORDERS, "user", max_parallelism=1)
+    for users in ("df", "abcdef"):
+        run.push_all([((user, 1), 1) for user in users])
+    assert run.entries("seen") == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1, "f": 2}
