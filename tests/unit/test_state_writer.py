@@ -304,7 +304,7 @@ def test_a_value_of_a_whole_map_may_be_null_and_an_element_of_a_whole_list_may_n
     found = shown(tmp_path, f"user STRING, m MAP<STRING, {kind}>", [row], [(named, "m")])
     assert found == [({"x": None},)]
     listed = ListStateDescriptor("listed", "n LONG, name STRING")
-    with pytest.raises(WriterRefused, match="a list state takes no None.*'ann'"):
+    with pytest.raises(WriterRefused, match=r"a list state takes no None.*'ann'"):
         filled(tmp_path / "list", [(listed, "l")], [("ann", [None])], ddl=f"user STRING, l ARRAY<{kind}>")
 
 
