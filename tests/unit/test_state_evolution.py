@@ -174,6 +174,30 @@ def test_a_state_may_be_given_up() -> None:
     assert third.take().rows == [(8,)]
 
 
+@pytest.mark.parametrize("again", ["LONG", "STRING"])
+def test_a_state_that_was_given_up_is_not_there_again_out_of_a_base(again) -> None:
+    # All goes into a base, and what changes then stays beside it for long.
+    policy = BasePolicy(smallest_bytes=0, delta_share=100)
+
+    def version(descriptor, restore=None, dropped=()):
+        return OperatorHarness(
+            Writes(descriptor, dropped),
+            key=lambda value: "k",
+            key_type="STRING",
+            policy=policy,
+            restore=None if restore is None else restore.snapshot(),
+            bases=None if restore is None else restore.bases,
+        )
+
+    first = version(V("old", "LONG"))
+    first.push(7)
+    second = version(V("new", "LONG"), first, dropped=["old"])
+    second.push(8)
+    third = version(V("old", again), second, dropped=["new"])
+    third.push(None)
+    assert third.take().rows == [(None,)]
+
+
 def test_a_time_to_live_may_go() -> None:
     assert seen(V("s", "LONG", ttl=StateTtl(5)), 7, V("s", "LONG")) == 7
 
