@@ -293,17 +293,33 @@ class CopyValues:
 
 @dataclass(frozen=True)
 class ReadSection:
-    """Runs in tasks: a section as it is stored, of all values that have it."""
+    """Runs in tasks: a section of all values that have it, of a state without keys.
+
+    Parameters
+    ----------
+    columns
+        From :func:`common_columns`; None for those that are stored.
+    """
 
     values: Values
     section: str
+    columns: pa.Schema | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
         for value in self.values(batches):
             table = stored_tables(value).get(self.section)
             if table is not None:
-                yield table
+                yield table if self.columns is None else table.cast(self.columns)
+
+
+def common_columns(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return columns that hold what all partitions keep of a state without keys; see `common_schema`."""
+    first = schemas[0]
+    kinds = {field.name: field.type for field in first}
+    for schema in schemas[1:]:
+        kinds = {name: _common(what, name, kind, schema.field(name).type) for name, kind in kinds.items()}
+    return pa.schema(list(kinds.items()))
 
 
 @dataclass(frozen=True)

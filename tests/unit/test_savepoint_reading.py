@@ -33,6 +33,7 @@ from flinkish_spark.savepoints.entries import (
     ReadTimers,
     SavepointValues,
     Section,
+    common_columns,
     common_schema,
     file_values,
     reader_columns,
@@ -409,6 +410,22 @@ def test_items_of_all_partitions_are_read(tmp_path) -> None:
     read_all = ReadSection(SavepointValues(str(folder)), "lists/open")(given_to(file))
     items = [row["item"] for one in read_all for row in one.to_pylist()]
     assert items == [{"file": "a", "at": 1}, {"file": "b", "at": 2}, {"file": "c", "at": 3}]
+
+
+def test_items_that_partitions_keep_by_several_declarations_are_read_together() -> None:
+    """A partition that has stored nothing since has its items as they were declared then."""
+    found = {}
+    for kind, item in (("file STRING, at INT", ("a", 1)), ("at LONG, size LONG", (2, 3))):
+        own = OperatorListDescriptor("open", kind)
+        lists = OperatorLists("merged", [own], None)
+        lists.state(own).add(item)
+        found[stored_tables(lists.dump())["lists/open"].schema] = lists.dump()
+    schema = common_columns("open", list(found))
+    rows = rows_of(ReadSection(lambda _: iter(found.values()), "lists/open", schema)(()))
+    assert rows == [
+        {"item": {"file": "a", "at": 1, "size": None}},
+        {"item": {"file": None, "at": 2, "size": 3}},
+    ]
 
 
 def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
