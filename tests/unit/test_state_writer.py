@@ -593,6 +593,16 @@ def test_columns_are_stored_as_a_job_stores_them() -> None:
     assert [one.name for one in columns] == ["key_0", "key_1", "window_start", "window_end", "n", "m"]
 
 
+def test_fields_of_a_state_may_have_the_names_of_times() -> None:
+    """As in a function that keeps windows of its own; nothing but what is stored tells them apart."""
+    ddl = "key STRING, window_start TIMESTAMP, window_end TIMESTAMP, touched_at LONG, clicks LONG"
+    fields = ["clicks", "window_start", "window_end", "touched_at"]
+    layout, columns = state_columns(parse_ddl(ddl), "totals", "session", ["string"], fields)
+    assert layout.schema.names == ["hash", "key_0", *(f"value_{at}" for at in range(4)), "alive"]
+    assert layout.value_names == ("window_start", "window_end", "touched_at", "clicks")
+    assert [one.name for one in columns] == ["key", *layout.value_names]
+
+
 # -- chains and times -------------------------------------------------------------------------------
 ORDERS_AT = {"orders": {"orders": {"0": 7}}}
 
