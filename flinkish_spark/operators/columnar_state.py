@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flinkish_spark.operators.given_columns import GivenColumns
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, Expiry, SlotForm
+from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, Expiry, SlotForm, StateValueError
 from flinkish_spark.state.ttl import TtlUpdate
 
 _NOWHERE = -1
@@ -127,24 +128,32 @@ class ColumnarState:
         Parameters
         ----------
         values
-            A column per column of the state's type, as long as the keys or as `where` has trues.
+            A column per column of the state's type, as long as the keys or as `where` has trues: of Arrow,
+            numpy or pandas, or a list of Python's values. Of pandas, NaN is null.
         where
             Which keys get one, shape (keys,), bool; all by default.
+
+        Raises
+        ------
+        StateValueError
+            They are of another type or number than declared, or `where` is; names state, field and key.
         """
-        layout = self._table.layout
-        chosen = self._index.chosen(where)
-        columns = [
-            _cut(value, kind, chosen, len(self._index))
-            for value, kind in zip(values, layout.values, strict=True)
-        ]
+        chosen = self._chosen(where)
+        columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
         self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
 
     def remove(self, where: Array) -> None:
         """Remove the values of the keys where the array says so; shape (keys,), bool."""
-        meant = self._index.chosen(where)
+        meant = self._chosen(where)
         chosen = meant[self.exists[meant]]
         columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
         self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
+
+    def _chosen(self, where: Array | None) -> Array:
+        try:
+            return self._index.chosen(where)
+        except ValueError as error:
+            raise StateValueError(f"state {self._table.layout.name!r}: {error}") from None
 
     def _replace(self, chosen: Array, columns: list[pa.Array], alive: Array) -> None:
         table, layout = self._table, self._table.layout
@@ -167,13 +176,6 @@ class ColumnarState:
         table.put_rows(kept, gone[gone != _NOWHERE])
         for name in ("_places", "_living", "_in_delta", "exists"):
             self.__dict__.pop(name, None)
-
-
-def _cut(value: pa.Array | Array, kind: pa.DataType, chosen: Array, count: int) -> pa.Array:
-    array = value if isinstance(value, pa.Array) else pa.array(value)
-    if len(array) == count and len(chosen) != count:
-        array = array.take(pa.array(chosen))
-    return array if array.type == kind else array.cast(kind)
 
 
 def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:

@@ -205,8 +205,9 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
-        #: Whether the base holds what does not count any more.
-        self._is_base_over = False
+        #: Whether the base holds what does not count any more. A state that was given up would be there again
+        #: for whoever declares one of its name later.
+        self._is_base_over = not base.keys().isdisjoint(STATE + name for name in layout.dropped)
 
     def clean_up(self, now_ms: int) -> None:
         """Forget the states of which everything has expired; called in front of :meth:`load`."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.payloads import OWNER, owner_in, read_table, table_bytes
+from flinkish_spark.operators.state_evolution import misfit
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
@@ -102,8 +103,20 @@ def declared_values(column: pa.Array, ddl: str) -> list[Any]:
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     table = read_table(what, payload)
-    if not table.schema.equals(schema):
+    if table.schema.equals(schema):
+        return table
+    if table.schema.names != schema.names:
+        raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
+    arrays = [_as_declared(what, field, table.column(field.name)) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _as_declared(what: str, field: pa.Field, column: pa.Array) -> pa.Array:
+    """Return a column as its declaration has it now: other fields, or wider types, as of keyed state."""
+    wrong = misfit(column.type, field.type, (field.name,))
+    if wrong is not None:
         raise OperatorValueMismatch(
-            f"{what} is stored as {table.schema.types} but declared as {schema.types}"
+            f"{what}: {'.'.join(wrong.path)!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
+            "which does not hold all of its values"
         )
-    return table
+    return column if column.type.equals(field.type) else column.cast(field.type)

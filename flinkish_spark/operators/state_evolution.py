@@ -142,6 +142,49 @@ def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = (
     return None if _is_wider_number(stored, declared) else Misfit(path, stored, declared)
 
 
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds values of both: all fields, and the wider numbers; None if there is none.
+
+    Examples
+    --------
+    >>> str(common_type(pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int32()), ("b", pa.string())])))
+    'struct<a: int64, b: string>'
+    """
+    if one.equals(other):
+        return one
+    kinds = pa.types
+    if kinds.is_list(one) and kinds.is_list(other):
+        element = common_type(one.value_type, other.value_type)
+        return None if element is None else pa.list_(one.value_field.with_type(element))
+    if kinds.is_map(one) and kinds.is_map(other):
+        parts = common_type(one.key_type, other.key_type), common_type(one.item_type, other.item_type)
+        return None if None in parts else pa.map_(*parts)
+    if kinds.is_struct(one) and kinds.is_struct(other):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            fields[field.name] = common_type(fields.get(field.name, field.type), field.type)
+        return None if None in fields.values() else pa.struct(list(fields.items()))
+    return next((b for a, b in ((one, other), (other, one)) if _is_wider_number(a, b)), None)
+
+
+def stored_values(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of stored values by their names."""
+    return {name: field.type for name, field in _values_in(schema).items()}
+
+
+def is_single(names: Iterable[str]) -> bool:
+    """Return whether values have one column, which has no name of its own."""
+    return _names_of_program(names) == [_UNNAMED]
+
+
+def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of values with a column for each field, also of those with a single one."""
+    if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
+        return values
+    ours = {name: kind for name, kind in values.items() if name != _UNNAMED}
+    return ours | {field.name: field.type for field in values[_UNNAMED]}
+
+
 def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
     kinds = pa.types
     if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):

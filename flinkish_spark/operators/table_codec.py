@@ -387,7 +387,8 @@ def _element_decoder(ddl: str, named: bool) -> Convert | None:
     if made is None and is_field_list(ddl):
         naming = naming_of(ddl) if named else None
         make: Convert = tuple if naming is None else naming.kind._make
-        return lambda value: make(value.values())
+        # A map may have a key whose value is None, as with Flink.
+        return lambda value: None if value is None else make(value.values())
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -48,6 +48,7 @@ class BatchContext:
     _group: GroupState
     _sides: list[tuple[OutputTag, Batch]]
     _timers: BatchTimers | None
+    _states: dict[str, ColumnarState] = field(default_factory=dict)
 
     @property
     def times_ms(self) -> Array | None:
@@ -59,7 +60,11 @@ class BatchContext:
 
     def state(self, name: str) -> ColumnarState:
         """Return the value state of that name, by key number; `numbers(absent=...)` stands for a default."""
-        return self._group.columns(name, self.index, self.progress.processing_time_ms)
+        # One for all who ask in a call: a second one would not know of what the first one has put.
+        if name not in self._states:
+            found = self._group.columns(name, self.index, self.progress.processing_time_ms)
+            self._states[name] = found
+        return self._states[name]
 
     def output(self, tag: OutputTag, batch: Batch) -> None:
         """Emit a batch to a side output; dropped if nobody reads that."""

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
 from flinkish_spark.runtime.required_values import first_missing
-from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT, has_floats, infinities
+from flinkish_spark.runtime.silent_changes import exact_cast
 
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -60,7 +60,7 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
         wrong = next((at for at, value in enumerate(values) if value is error.value), None)
         raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
     except _REFUSALS as error:
-        wrong = _first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
+        wrong = first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
         value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
         raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
 
@@ -70,7 +70,7 @@ def _from_pandas(series: pd.Series) -> pa.Array:
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
-def _first_refused(count: int, make: Callable[[int], object]) -> int | None:
+def first_refused(count: int, make: Callable[[int], object]) -> int | None:
     """Return the first row that is refused when the rows up to it are converted; None if none is.
 
     Parameters
@@ -120,19 +120,11 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
-        return column if column.type == kind else _cast(column, kind)
+        return column if column.type == kind else exact_cast(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        at = _first_refused(len(column), lambda count: _cast(column.slice(0, count), kind))
+        at = first_refused(len(column), lambda count: exact_cast(column.slice(0, count), kind))
         value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
         raise OutputError(f"{wrong}{value}: {error}", at) from error
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    made = column.cast(kind)
-    # A cast refuses what is cut or does not fit, but not this.
-    if has_floats(kind) and infinities(made) > infinities(column):
-        raise pa.ArrowInvalid(BEYOND_FLOAT)
-    return made
 
 
 def _first_valid(column: pa.Array) -> int | None:

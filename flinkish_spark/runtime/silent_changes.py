@@ -1,4 +1,4 @@
-"""Numbers beyond a FLOAT, in columns that Arrow casts without a word."""
+"""Columns to other types, and what Arrow would change of them without a word: numbers beyond a FLOAT."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
+
+
+def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as another type of its kind.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        A value would be another one.
+    """
+    made = column.cast(kind)
+    # A cast refuses what is cut or does not fit, but not this.
+    if has_floats(kind) and infinities(made) > infinities(column):
+        raise pa.ArrowInvalid(BEYOND_FLOAT)
+    return made
 
 
 @functools.lru_cache(maxsize=256)

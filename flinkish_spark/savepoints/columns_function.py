@@ -159,12 +159,13 @@ def _first(row: _Row) -> Any:
     return row[0]
 
 
-def _tuples(row: _Row) -> list[_Row]:
-    return [tuple(one.values()) for one in row[0]]
+def _tuples(row: _Row) -> list[_Row | None]:
+    # A null goes on as None: a list refuses it, with a reason.
+    return [one if one is None else tuple(one.values()) for one in row[0]]
 
 
-def _map_of_tuples(row: _Row) -> dict[Any, _Row]:
-    return {key: tuple(value.values()) for key, value in row[0].items()}
+def _map_of_tuples(row: _Row) -> dict[Any, _Row | None]:
+    return {key: value if value is None else tuple(value.values()) for key, value in row[0].items()}
 
 
 @dataclass(frozen=True)

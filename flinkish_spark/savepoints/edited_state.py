@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import STATE
+from flinkish_spark.operators.state_evolution import spread_types, stored_values
 from flinkish_spark.operators.stored_groups import stored_tables
 from flinkish_spark.operators.table_codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.protocol.savepoints import StateFile
@@ -127,7 +128,8 @@ def state_rows(
     """
     if frame.isStreaming:
         raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
-    layout, columns = state_columns(frame.schema, uid, name, key_types)
+    fields = () if stored is None else spread_types(stored_values(stored)).keys()
+    layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
     if len(layout.values) == 1:
         # A null is what a state has that has nothing.
@@ -202,16 +204,23 @@ def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> lis
 
 
 def state_columns(
-    schema: T.StructType, uid: str, name: str, key_types: Sequence[str]
+    schema: T.StructType, uid: str, name: str, key_types: Sequence[str], fields: Collection[str] = ()
 ) -> tuple[TableLayout, list[T.StructField]]:
-    """Return how a state with these columns is stored, and the columns in stored order."""
+    """Return how a state with these columns is stored, and the columns in stored order.
+
+    Parameters
+    ----------
+    fields
+        Of the values that are stored now: a state may have fields of its own by the names of times.
+    """
     what = f"the state '{name}' of '{uid}'"
     key_names = _key_names(schema, what, key_types)
     given = {field.name: field for field in schema}
-    has_window = [window in given for window in _WINDOW]
+    ours = given.keys() - set(fields)
+    has_window = [window in ours for window in _WINDOW]
     if any(has_window) and not all(has_window):
         raise SchemaError(f"{what} has one of {' and '.join(_WINDOW)}", what_to_do="give both, or none")
-    times = [time for time in (*_WINDOW, _TOUCHED) if time in given]
+    times = [time for time in (*_WINDOW, _TOUCHED) if time in ours]
     for time in times:
         if not isinstance(given[time].dataType, T.TimestampType):
             raise SchemaError(
@@ -220,7 +229,7 @@ def state_columns(
             )
     values = [field for field in schema if field.name not in (*key_names, *times)]
     expiry = Expiry.WHOLE if _TOUCHED in times else Expiry.NOTHING
-    if EACH_TOUCHED_AT in given and len(values) == 2:
+    if EACH_TOUCHED_AT in ours and len(values) == 2:
         values = [field for field in values if field.name != EACH_TOUCHED_AT]
         _check_elements(given, values[0], what)
         times.append(EACH_TOUCHED_AT)

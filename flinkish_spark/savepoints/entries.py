@@ -18,7 +18,15 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import STATE, TIMERS
-from flinkish_spark.operators.state_evolution import StateMismatch, evolved, is_wider, types_text
+from flinkish_spark.operators.state_evolution import (
+    StateMismatch,
+    common_type,
+    evolved,
+    is_single,
+    spread_types,
+    stored_values,
+    types_text,
+)
 from flinkish_spark.operators.stored_groups import describe_group, stored_layout, stored_tables, whole_group
 from flinkish_spark.operators.table_codec import NAME, TIME, TOUCHED, TOUCHES, TableLayout
 from flinkish_spark.protocol.savepoints import StateFile
@@ -166,16 +174,18 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
     values: dict[str, pa.DataType] = {}
-    for schema in schemas:
+    given = [stored_values(schema) for schema in schemas]
+    if not all(map(is_single, given)):
+        # A single field is stored as a struct; where there were others at some time, it has a column as they.
+        given = list(map(spread_types, given))
+    for schema, kinds in zip(schemas, given, strict=True):
         if _slots(schema) != _slots(first):
             raise StateMismatch(
                 f"state {what!r} is stored as {types_text(first)} and as {types_text(schema)}: "
                 "its key groups do not have the same keys, windows or times"
             )
-        for field in schema:
-            if _is_value(field):
-                name = reader_name(field)
-                values[name] = _wider(what, name, values.get(name, field.type), field.type)
+        for name, kind in kinds.items():
+            values[name] = _common(what, name, values.get(name, kind), kind)
     at = first.names.index("value_0")
     fields = [
         pa.field(f"value_{number}", kind, metadata={NAME: name})
@@ -283,17 +293,33 @@ class CopyValues:
 
 @dataclass(frozen=True)
 class ReadSection:
-    """Runs in tasks: a section as it is stored, of all values that have it."""
+    """Runs in tasks: a section of all values that have it, of a state without keys.
+
+    Parameters
+    ----------
+    columns
+        From :func:`common_columns`; None for those that are stored.
+    """
 
     values: Values
     section: str
+    columns: pa.Schema | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
         for value in self.values(batches):
             table = stored_tables(value).get(self.section)
             if table is not None:
-                yield table
+                yield table if self.columns is None else table.cast(self.columns)
+
+
+def common_columns(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return columns that hold what all partitions keep of a state without keys; see `common_schema`."""
+    first = schemas[0]
+    kinds = {field.name: field.type for field in first}
+    for schema in schemas[1:]:
+        kinds = {name: _common(what, name, kind, schema.field(name).type) for name, kind in kinds.items()}
+    return pa.schema(list(kinds.items()))
 
 
 @dataclass(frozen=True)
@@ -356,13 +382,8 @@ def _key_name(field: pa.Field, keys: Sequence[pa.Field]) -> str:
     return "key" if len(keys) == 1 else str(field.name)
 
 
-def _wider(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    candidates = [kind for kind, stored in ((one, other), (other, one)) if is_wider(stored, kind)]
-    if not candidates:
+def _common(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    found = common_type(one, other)
+    if found is None:
         raise StateMismatch(f"state {what!r}: {name!r} is stored as {one} and as {other}")
-    # Of two that hold each other's common fields the one with more of them.
-    return max(candidates, key=_leaves)
-
-
-def _leaves(kind: pa.DataType) -> int:
-    return sum(_leaves(kind.field(at).type) for at in range(kind.num_fields)) or 1
+    return found

@@ -148,9 +148,9 @@ def read_broadcast_state(
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
     stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
-    section, columns = stored.without_keys(BROADCAST, name)
+    section, schema, columns = stored.without_keys(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
-    return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section), columns)
+    return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
 
 
 def read_list_state(
@@ -177,5 +177,5 @@ def read_list_state(
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
     stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
-    section, columns = stored.without_keys(LISTS, name)
-    return stored.rows.mapInArrow(ReadSection(stored.values, section), columns)
+    section, schema, columns = stored.without_keys(LISTS, name)
+    return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

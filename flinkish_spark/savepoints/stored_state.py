@@ -30,6 +30,7 @@ from flinkish_spark.savepoints.entries import (
     Section,
     StoreValues,
     Values,
+    common_columns,
     common_schema,
     sections_of,
     state_names,
@@ -111,27 +112,34 @@ class StoredState:
         try:
             return Section(STATE + name, common_schema(name, sections[STATE + name]))
         except StateMismatch as error:
-            raise SavepointMisfit(
-                f"the state '{name}' of '{self.uid}' in {self.place} has no columns of its own",
-                why=str(error),
-                what_to_do="let the job touch all keys with its present declaration, and read it then",
-            ) from error
+            raise self._nothing_in_common(name, "keys", error) from error
 
-    def without_keys(self, prefix: str, name: str) -> tuple[str, T.StructType]:
+    def without_keys(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
         """Return the section of a state without keys, and its columns.
 
         Raises
         ------
         SavepointMisfit
-            There is no such state.
+            There is no such state, or its partitions have nothing in common.
         """
         sections = self.sections()
         found = sections.get(prefix + name, [])
-        if len(found) != 1:
+        if not found:
             there = [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
             raise _missing(self.place, f"state without keys of '{self.uid}'", name, there)
-        columns = [T.StructField(one.name, from_arrow_type(one.type)) for one in found[0]]
-        return prefix + name, T.StructType(columns)
+        try:
+            schema = common_columns(name, found)
+        except StateMismatch as error:
+            raise self._nothing_in_common(name, "partitions", error) from error
+        columns = [T.StructField(one.name, from_arrow_type(one.type)) for one in schema]
+        return prefix + name, schema, T.StructType(columns)
+
+    def _nothing_in_common(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
+        return SavepointMisfit(
+            f"the state '{name}' of '{self.uid}' in {self.place} has no columns of its own",
+            why=str(error),
+            what_to_do=f"let the job touch all {who} with its present declaration, and read it then",
+        )
 
 
 def stored_state(

@@ -33,6 +33,7 @@ from flinkish_spark.savepoints.entries import (
     ReadTimers,
     SavepointValues,
     Section,
+    common_columns,
     common_schema,
     file_values,
     reader_columns,
@@ -204,6 +205,48 @@ def test_key_groups_of_several_declarations_are_read_together(tmp_path) -> None:
     assert {"key": "b", "total": 7, "orders": 1, "last": None} in rows and len(rows) == 8
 
 
+class Declared(KeyedProcessFunction):
+    """Puts what it is given into a state of some type."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def open(self, context):
+        self.state = context.get_state(ValueStateDescriptor("state", self.kind))
+
+    def process_element(self, value, ctx):
+        self.state.update(value[1])
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "after", "new", "found"),
+    [
+        ("n INT", (1,), "n LONG, m INT", (2, 3), [{"n": 1, "m": None}, {"n": 2, "m": 3}]),
+        ("n INT, m INT", (1, 4), "n LONG", (2,), [{"n": 1, "m": 4}, {"n": 2, "m": None}]),
+        ("value INT", (1,), "value LONG, m INT", (2, 3), [{"value": 1, "m": None}, {"value": 2, "m": 3}]),
+        ("n INT", (1,), "n LONG", (2,), [{"value": {"n": 1}}, {"value": {"n": 2}}]),
+        (
+            "ARRAY<STRUCT<n: INT, m: INT>>",
+            [(1, 4)],
+            "ARRAY<STRUCT<n: LONG, o: STRING>>",
+            [(2, "x")],
+            [{"value": [{"n": 1, "m": 4, "o": None}]}, {"value": [{"n": 2, "m": None, "o": "x"}]}],
+        ),
+    ],
+)
+def test_fields_that_any_key_group_still_has_are_read(tmp_path, before, old, after, new, found) -> None:
+    """Also where one field became several, several one, or where they are those of elements."""
+    key = {"key": lambda value: value[0], "key_type": "STRING", "uid": "totals"}
+    first = OperatorHarness(Declared(before), **key)
+    first.push(("a", old))
+    second = OperatorHarness(Declared(after), **key, restore=first.snapshot())
+    second.push(("b", new))
+    columns, rows = read(written(tmp_path, second), "state")
+    assert set(columns.names) == {"key", *found[0]}
+    by_key = {row["key"]: row for row in rows}
+    assert [by_key["a"], by_key["b"]] == [{"key": user, **row} for user, row in zip("ab", found, strict=True)]
+
+
 def test_timers_are_read(tmp_path) -> None:
     harness = OperatorHarness(Wider(), key=lambda value: value[0], key_type="STRING", uid="totals")
     harness.push(("a", 1))
@@ -367,6 +410,22 @@ def test_items_of_all_partitions_are_read(tmp_path) -> None:
     read_all = ReadSection(SavepointValues(str(folder)), "lists/open")(given_to(file))
     items = [row["item"] for one in read_all for row in one.to_pylist()]
     assert items == [{"file": "a", "at": 1}, {"file": "b", "at": 2}, {"file": "c", "at": 3}]
+
+
+def test_items_that_partitions_keep_by_several_declarations_are_read_together() -> None:
+    """A partition that has stored nothing since has its items as they were declared then."""
+    found = {}
+    for kind, item in (("file STRING, at INT", ("a", 1)), ("at LONG, size LONG", (2, 3))):
+        own = OperatorListDescriptor("open", kind)
+        lists = OperatorLists("merged", [own], None)
+        lists.state(own).add(item)
+        found[stored_tables(lists.dump())["lists/open"].schema] = lists.dump()
+    schema = common_columns("open", list(found))
+    rows = rows_of(ReadSection(lambda _: iter(found.values()), "lists/open", schema)(()))
+    assert rows == [
+        {"item": {"file": "a", "at": 1, "size": None}},
+        {"item": {"file": None, "at": 2, "size": 3}},
+    ]
 
 
 def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:

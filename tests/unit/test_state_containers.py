@@ -201,3 +201,19 @@ def test_states_may_be_emitted_and_are_out_as_they_were() -> None:
         ([2], {2: 1}),
         ([1, 3], {1: 1, 3: 2}),
     ]
+
+
+@pytest.mark.parametrize("value_type", ["LONG", "n LONG", "n LONG, name STRING", list[int]])
+def test_a_value_of_a_map_may_be_none_and_is_read_again(value_type: Any) -> None:
+    class Known(KeyedProcessFunction):
+        def open(self, context):
+            self.known = context.get_map_state(MapStateDescriptor("known", "STRING", value_type))
+
+        def process_element(self, element, ctx):
+            self.known.setdefault("nothing", None)
+            yield (str(dict(self.known)),)
+
+    run = ProgramHarness.of(Known(), "user STRING", output="known STRING", key="user")
+    for _ in range(2):
+        run.push_all([(("ann",), None)])
+    assert [row.known for row in run.take().rows] == ["{'nothing': None}"] * 2

@@ -15,7 +15,10 @@ from flinkish_spark import (
     StateTtl,
     ValueStateDescriptor,
 )
+from flinkish_spark.operators.broadcast_state import BroadcastTables
 from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
+from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch, is_wider
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
@@ -174,6 +177,30 @@ def test_a_state_may_be_given_up() -> None:
     assert third.take().rows == [(8,)]
 
 
+@pytest.mark.parametrize("again", ["LONG", "STRING"])
+def test_a_state_that_was_given_up_is_not_there_again_out_of_a_base(again) -> None:
+    # All goes into a base, and what changes then stays beside it for long.
+    policy = BasePolicy(smallest_bytes=0, delta_share=100)
+
+    def version(descriptor, restore=None, dropped=()):
+        return OperatorHarness(
+            Writes(descriptor, dropped),
+            key=lambda value: "k",
+            key_type="STRING",
+            policy=policy,
+            restore=None if restore is None else restore.snapshot(),
+            bases=None if restore is None else restore.bases,
+        )
+
+    first = version(V("old", "LONG"))
+    first.push(7)
+    second = version(V("new", "LONG"), first, dropped=["old"])
+    second.push(8)
+    third = version(V("old", again), second, dropped=["new"])
+    third.push(None)
+    assert third.take().rows == [(None,)]
+
+
 def test_a_time_to_live_may_go() -> None:
     assert seen(V("s", "LONG", ttl=StateTtl(5)), 7, V("s", "LONG")) == 7
 
@@ -199,3 +226,36 @@ def test_a_time_to_live_may_go() -> None:
 )
 def test_wider_is_what_loses_nothing(stored, declared, wider) -> None:
     assert is_wider(stored, declared) is wider
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "after", "found"),
+    [
+        ("n INT, name STRING", (1, "x"), "n LONG, name STRING", (1, "x")),
+        ("n INT, name STRING", (1, "x"), "more STRING, n LONG", (None, 1)),
+        ("n INT", (1,), "n INT, m LONG", (1, None)),
+        ("INT", 1, "LONG", 1),
+        ("ARRAY<STRUCT<n: INT>>", [{"n": 1}], "ARRAY<STRUCT<m: INT, n: LONG>>", [{"m": None, "n": 1}]),
+    ],
+)
+def test_states_without_keys_may_be_declared_in_another_way_too(before, value, after, found) -> None:
+    old, new = (MapStateDescriptor("s", "INT", before), MapStateDescriptor("s", "LONG", after))
+    broadcast = BroadcastTables("op", [old], None)
+    broadcast.writable(old)[5] = value
+    assert dict(BroadcastTables("op", [new], broadcast.dump()).readable(new)) == {5: found}
+    old_items, new_items = (OperatorListDescriptor("s", kind) for kind in (before, after))
+    lists = OperatorLists("op", [old_items], None)
+    lists.state(old_items).add(value)
+    assert OperatorLists("op", [new_items], lists.dump()).state(new_items).get() == [found]
+
+
+def test_of_states_without_keys_too_the_way_to_what_does_not_fit_is_named() -> None:
+    broadcast = BroadcastTables("op", [MapStateDescriptor("s", "STRING", "n LONG")], None)
+    broadcast.writable(MapStateDescriptor("s", "STRING", "n LONG"))["x"] = (1,)
+    for key, value, says in (
+        ("STRING", "n STRING", "'value.n' is stored as int64 but declared as string"),
+        ("BINARY", "n LONG", "'key' is stored as string but declared as binary"),
+        ("STRING", "m LONG", "'value' is stored as struct<n: int64> but declared as struct<m: int64>"),
+    ):
+        with pytest.raises(OperatorValueMismatch, match=f"broadcast state 's': {says}"):
+            BroadcastTables("op", [MapStateDescriptor("s", key, value)], broadcast.dump())

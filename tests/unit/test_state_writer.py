@@ -297,6 +297,17 @@ def test_columns_go_into_lists_and_maps_by_element_or_whole(tmp_path) -> None:
     assert shown(tmp_path / "whole", ddl, [row], whole) == [([1, 2], [(1, "x")], {"x": 1}, {"x": (1, "y")})]
 
 
+def test_a_value_of_a_whole_map_may_be_null_and_an_element_of_a_whole_list_may_not(tmp_path) -> None:
+    named = MapStateDescriptor("named", "STRING", "n LONG, name STRING")
+    kind = "STRUCT<n: LONG, name: STRING>"
+    row = ("ann", {"x": None})
+    found = shown(tmp_path, f"user STRING, m MAP<STRING, {kind}>", [row], [(named, "m")])
+    assert found == [({"x": None},)]
+    listed = ListStateDescriptor("listed", "n LONG, name STRING")
+    with pytest.raises(WriterRefused, match=r"a list state takes no None.*'ann'"):
+        filled(tmp_path / "list", [(listed, "l")], [("ann", [None])], ddl=f"user STRING, l ARRAY<{kind}>")
+
+
 @pytest.mark.parametrize(
     "pair",
     [(ValueStateDescriptor("one", "LONG"), "n"), (MapStateDescriptor("m", "STRING", "LONG"), ("name", "n"))],
@@ -580,6 +591,16 @@ def test_columns_are_stored_as_a_job_stores_them() -> None:
     )
     assert layout.schema.names == ["hash", "key_0", "key_1", "from", "to", "value_0", "value_1", "alive"]
     assert [one.name for one in columns] == ["key_0", "key_1", "window_start", "window_end", "n", "m"]
+
+
+def test_fields_of_a_state_may_have_the_names_of_times() -> None:
+    """As in a function that keeps windows of its own; nothing but what is stored tells them apart."""
+    ddl = "key STRING, window_start TIMESTAMP, window_end TIMESTAMP, touched_at LONG, clicks LONG"
+    fields = ["clicks", "window_start", "window_end", "touched_at"]
+    layout, columns = state_columns(parse_ddl(ddl), "totals", "session", ["string"], fields)
+    assert layout.schema.names == ["hash", "key_0", *(f"value_{at}" for at in range(4)), "alive"]
+    assert layout.value_names == ("window_start", "window_end", "touched_at", "clicks")
+    assert [one.name for one in columns] == ["key", *layout.value_names]
 
 
 # -- chains and times -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import random
 from collections import namedtuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -22,6 +23,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.testing import OperatorHarness, vectorized_harness
@@ -304,3 +306,93 @@ def test_a_list_whose_elements_expire_is_no_column() -> None:
     run = VectorizedHarness(Lists(), ORDERS, "user STRING, seen ARRAY<LONG>", "user")
     with pytest.raises(ValueError, match="state 'seen' has elements that expire one by one"):
         run.push_all([(("ann", 1), None)])
+
+
+def test_a_state_that_is_asked_for_twice_in_a_call_is_one_state() -> None:
+    class Twice(VectorizedProcessFunction):
+        def open(self, context):
+            context.get_state(ValueStateDescriptor("seen", "LONG"))
+
+        def process_batch(self, batch, ctx):
+            first, is_new = ctx.state("seen"), ~ctx.state("seen").exists
+            seen = first.numbers()
+            ctx.state("seen").put([seen + 1], is_new)
+            first.put([seen + 1], ~is_new)
+
+    run = VectorizedHarness(Twice(), ORDERS, ORDERS, "user", max_parallelism=1)
+    for users in ("df", "abcdef"):
+        run.push_all([((user, 1), 1) for user in users])
+    assert run.entries("seen") == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1, "f": 2}
+
+
+def putting(kind, columns, *where):
+    """A function that puts columns into a state of two keys, in the order of their hashes: ann, ben."""
+
+    class Puts(VectorizedProcessFunction):
+        def open(self, context):
+            context.get_state(ValueStateDescriptor("kept", kind))
+
+        def process_batch(self, batch, ctx):
+            assert ctx.index.keys[0].to_pylist() == ["ann", "ben"]
+            ctx.state("kept").put(columns, *where)
+
+    return VectorizedHarness(Puts(), ORDERS, ORDERS, "user", max_parallelism=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "says"),
+    [
+        ("LONG", [pa.array([None, "7"])], "the value of key 'ben': the column has the type string.*: '7'"),
+        ("LONG", [np.array([1, np.nan])], "the value of key 'ben': Float value nan was truncated"),
+        ("LONG", [[1, 2.5]], "the value of key 'ben': .*2.5: it is a float"),
+        ("n INT, m INT", [[1, 2], np.array([1, 1 << 40])], "field 'm' of key 'ben': .*not in range"),
+        ("FLOAT", [np.array([1, 1e300])], "the value of key 'ben': it is beyond what a FLOAT can be"),
+        ("TIMESTAMP", [np.array([1, 2])], "the value of key 'ann': the column has the type int64"),
+        (
+            "STRING",
+            [pd.Series([True, False])],
+            "the value of key 'ann': the column has the type bool, declared is string: True",
+        ),
+        ("LONG", [np.array([1, 2, 3])], "the value: 3 values for 2 of the keys"),
+        ("LONG", [5], "the value: int: "),
+        ("n INT, m INT", [[1, 2]], "it is a list of 2 columns: n, m; 1 columns came"),
+        ("LONG", np.array([1]), "it is a list of 1 columns; ndarray came"),
+    ],
+)
+def test_columns_that_a_state_cbenot_have_are_refused_by_name(kind, columns, says) -> None:
+    run = putting(kind, columns)
+    with pytest.raises(StateValueError, match=f"state 'kept' got a wrong value: {says}"):
+        run.push_all([(("ann", 1), None), (("ben", 1), None)])
+
+
+def test_the_key_of_a_wrong_value_is_known_where_only_some_get_one() -> None:
+    only_ben = np.array([False, True])
+    for columns in ([[1.5]], [[0, 1.5]], [np.array([0, 1.5])], [np.array([1.5])]):
+        with pytest.raises(StateValueError, match="of key 'ben'"):
+            putting("LONG", columns, only_ben).push_all([(("ann", 1), None), (("ben", 1), None)])
+    with pytest.raises(StateValueError, match="state 'kept': which keys are meant is said by bool of shape"):
+        run = putting("LONG", [[1, 2]], np.array([True, True, True]))
+        run.push_all([(("ann", 1), None), (("ben", 1), None)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "found"),
+    [
+        ("LONG", pd.Series([np.nan, 2.0]), {"ann": None, "ben": 2}),
+        ("LONG", pd.Series([np.nan, 2], dtype=object), {"ann": None, "ben": 2}),
+        ("STRING", pd.Series(pd.Categorical(["x", "y"])), {"ann": "x", "ben": "y"}),
+        ("MAP<STRING, INT>", [{"a": 1}, None], {"ann": {"a": 1}, "ben": None}),
+        ("ARRAY<INT>", pd.Series([[1], None]), {"ann": [1], "ben": None}),
+        (
+            "DATE",
+            pd.Series(pd.to_datetime(["2026-01-02", None])),
+            {"ann": datetime.date(2026, 1, 2), "ben": None},
+        ),
+        ("LONG", pa.chunked_array([[1], [2]]), {"ann": 1, "ben": 2}),
+        ("DOUBLE", pa.array([1, 2], pa.int8()), {"ann": 1.0, "ben": 2.0}),
+    ],
+)
+def test_columns_may_come_in_any_form(kind, column, found) -> None:
+    run = putting(kind, [column])
+    run.push_all([(("ann", 1), None), (("ben", 1), None)])
+    assert run.entries("kept") == found
