@@ -1,11 +1,14 @@
 """What Arrow would store as another value than it was given, without a word, at any depth of a type.
 
-It cuts 1.5 down to 1 within a list, takes a text for a list of its characters, a number for microseconds, and
-what no float of four bytes can hold for infinity.
+It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters, a
+number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold for
+infinity.
 """
 
 from __future__ import annotations
 
+import decimal
+import fractions
 import functools
 import numbers
 from collections.abc import Callable, Sequence, Sized
@@ -14,12 +17,18 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT
 
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
+_FLOATS = (float, np.floating)
+#: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
+_EXACT = (decimal.Decimal, fractions.Fraction)
+#: By its class it is a date.
+_NAT = type(pd.NaT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +109,26 @@ def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Seque
 
 
 def _float_for_integer(values: Sequence[Any]) -> Changed | None:
-    wrong = _first(values, (float, np.floating))
-    return None if wrong is None else Changed(wrong, "it is a float")
+    wrong = _first(values, _FLOATS)
+    return _cut_for_integer(values) if wrong is None else Changed(wrong, "it is a float")
 
 
 def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
-    if _first(values, (float, np.floating)) is None:
+    if _first(values, _FLOATS + _EXACT) is None:
         return None
     for value in values:
-        if isinstance(value, float | np.floating) and not value.is_integer():
+        if isinstance(value, _FLOATS) and not value.is_integer():
             return Changed(value, "it is a float")
+        if isinstance(value, _EXACT) and _has_fraction(value):
+            return Changed(value, "it is no whole number")
     return None
+
+
+def _has_fraction(value: decimal.Decimal | fractions.Fraction) -> bool:
+    if isinstance(value, fractions.Fraction):
+        return value.denominator != 1
+    # What is not finite is refused by Arrow.
+    return value.is_finite() and value != value.to_integral_value()
 
 
 def _beyond_float(values: Sequence[Any]) -> Changed | None:
@@ -122,8 +140,10 @@ def _beyond_float(values: Sequence[Any]) -> Changed | None:
 
 def _no_time(values: Sequence[Any]) -> Changed | None:
     # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
-    wrong = _first(values, (numbers.Number,))
-    return None if wrong is None else Changed(wrong, "it is a number, and no time")
+    wrong = _first(values, (numbers.Number, _NAT))
+    if wrong is None:
+        return None
+    return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:
