@@ -120,14 +120,21 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
-        return column if column.type == kind else _cast(column, kind)
+        return column if column.type == kind else cast_strictly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        at = _first_refused(len(column), lambda count: _cast(column.slice(0, count), kind))
+        at = _first_refused(len(column), lambda count: cast_strictly(column.slice(0, count), kind))
         value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
         raise OutputError(f"{wrong}{value}: {error}", at) from error
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_strictly(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column with another type of the same kind.
+
+    Raises
+    ------
+    ArrowInvalid, ArrowNotImplementedError
+        A value does not fit.
+    """
     made = column.cast(kind)
     # A cast refuses what is cut or does not fit, but not this.
     if has_floats(kind) and infinities(made) > infinities(column):
