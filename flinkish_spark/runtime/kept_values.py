@@ -2,15 +2,17 @@
 
 It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters, a
 number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold for
-infinity.
+infinity. Keys that a map has twice it keeps, which no reader takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import fractions
 import functools
 import numbers
+from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
@@ -59,8 +61,7 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return functools.partial(_in_lists, _within(kind.value_type))
     if kinds.is_map(kind):
-        found = _within(kind.key_type), _within(kind.item_type)
-        return None if found == (None, None) else functools.partial(_in_maps, *found)
+        return functools.partial(_in_maps, _within(kind.key_type), _within(kind.item_type))
     if kinds.is_struct(kind):
         own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
         return functools.partial(_in_structs, kind.num_fields, own) if own else None
@@ -91,11 +92,28 @@ def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
 
 
 def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
-    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
+    sized = _sized(values)
+    if (twice := _key_twice(sized)) is not None or keys is items is None:
+        return twice
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in sized]
     found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
     for at, check in enumerate((keys, items)):
         if check is not None and (changed := check([pair[at] for pair in found])) is not None:
             return changed
+    return None
+
+
+def _key_twice(maps: list[Any]) -> Changed | None:
+    """Return a map with a key that is there twice, which Arrow takes and nobody reads; a dict has none."""
+    for one in maps:
+        if isinstance(one, dict) or not isinstance(one, list | tuple):
+            continue
+        # Whatever else Arrow refuses as pairs may have no hash.
+        found = [pair[0] for pair in one if isinstance(pair, tuple) and len(pair) == 2]
+        with contextlib.suppress(TypeError):
+            if len(set(found)) < len(found):
+                key = next(key for key, times in Counter(found).items() if times > 1)
+                return Changed(one, f"the key {key!r} is there {found.count(key)} times")
     return None
 
 

@@ -50,6 +50,8 @@ MIDNIGHT = datetime.datetime(2026, 1, 1)
         (LONGS, [Decimal(1), Decimal("-0.5")], "it is no whole number"),
         (pa.map_(pa.int64(), pa.string()), {Decimal("2.5"): "a"}, "it is no whole number"),
         (POINT, (Decimal("2.5"), None), "it is no whole number"),
+        (pa.map_(pa.string(), pa.string()), [("a", "b"), ("c", "d"), ("a", "e")], "the key 'a' is there 2"),
+        (pa.list_(pa.map_(pa.int64(), pa.int64())), [{1: 1}, ((1, 2), (1, 2))], "the key 1 is there 2 times"),
         # To Python it is a date, to Arrow the first of all.
         (pa.date32(), pd.NaT, "it is no time: give None"),
         (pa.list_(pa.date32()), [pd.NaT], "it is no time: give None"),
@@ -76,6 +78,7 @@ def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: 
         (pa.date32(), NOON, NOON.date()),
         (pa.list_(pa.string()), ("a", "bc"), ["a", "bc"]),
         (pa.map_(pa.string(), pa.int64()), {"a": 1, "b": None}, [("a", 1), ("b", None)]),
+        (pa.map_(pa.string(), pa.string()), (("a", "c"), ("b", "c")), [("a", "c"), ("b", "c")]),
         (POINT, (1, NOON.replace(tzinfo=UTC)), {"x": 1, "at": NOON.replace(tzinfo=UTC)}),
         (pa.float32(), float("inf"), float("inf")),
         (pa.float32(), 3, 3.0),
