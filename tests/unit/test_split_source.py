@@ -481,6 +481,14 @@ def test_what_cannot_work_is_refused_where_the_source_is_added(attribute, value,
         source.bound("in")
 
 
+def test_an_attribute_of_the_class_is_refused_as_one_of_the_object_is() -> None:
+    class OfTopics(Counters):
+        topics = ("orders",)
+
+    with pytest.raises(ConfigError, match="has an attribute 'topics'"):
+        OfTopics({"a": 1}).bound("in")
+
+
 def test_a_source_that_cannot_travel_or_would_never_run_is_refused(tmp_path) -> None:
     source = Counters({})
     source.handle = (tmp_path / "x").open("w")
@@ -604,6 +612,29 @@ def test_a_collection_is_read_whole_and_says_that_it_has_ended(tmp_path) -> None
     bound = source.bound("in")
     assert bound.has_ended(logged(end)) and not bound.has_ended(logged(end, reader.initialOffset()))
     assert not bound.has_ended(logged()) and step(reader, end) == (end, [])
+
+
+@dataclass(slots=True)
+class Place:
+    city: str
+    number: int | None = None
+
+
+@dataclass
+class Trip:
+    at: Place
+    via: list[Place]
+    named: dict[str, Place]
+
+
+def test_a_collection_takes_dataclasses_with_slots_within_fields(tmp_path) -> None:
+    trip = Trip(Place("Ulm", 7), [Place("Bonn")], {"home": Place("Kiel", 1)})
+    reader = reader_of(CollectionSource([trip], Trip), tmp_path)
+    ((at, via, named, _, _),) = step(reader, reader.initialOffset())[1]
+    assert (at, via) == ({"city": "Ulm", "number": 7}, [{"city": "Bonn", "number": None}])
+    assert dict(named) == {"home": {"city": "Kiel", "number": 1}}
+    with pytest.raises(SchemaError, match="record 0 of the collection"):
+        CollectionSource([Trip(Place(5), [], {})], Trip)
 
 
 def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:
