@@ -22,6 +22,7 @@ from flinkish_spark.runtime.hinted_types import (
     declared_type,
     maker_of,
 )
+from flinkish_spark.runtime.usable_types import same_names
 
 if TYPE_CHECKING:
     from flinkish_spark.environment import StreamExecutionEnvironment
@@ -47,7 +48,7 @@ def output_schema(output: OutputType, uid: str) -> T.StructType:
     Raises
     ------
     SchemaError
-        It is no list of fields, or one with a name that is reserved or there twice.
+        It is no list of fields, or one with a name that is reserved or there twice, within a field, too.
     """
     what_to_do = 'write it like "user STRING, total LONG", or give a StructType, a dataclass or a NamedTuple'
     try:
@@ -59,6 +60,8 @@ def output_schema(output: OutputType, uid: str) -> T.StructType:
     if not isinstance(schema, T.StructType) or not schema.fields:
         raise SchemaError(f"the output of '{uid}' is not a list of fields: {output!r}", what_to_do=what_to_do)
     check_field_names(schema, f"the output of '{uid}'")
+    if (why := same_names(schema)) is not None:
+        raise SchemaError(f"the output of '{uid}' cannot be read", why=why, what_to_do="rename one of them")
     return schema
 
 

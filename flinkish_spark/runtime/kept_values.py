@@ -1,25 +1,36 @@
 """What Arrow would store as another value than it was given, without a word, at any depth of a type.
 
-It cuts 1.5 down to 1 within a list, takes a text for a list of its characters, a number for microseconds, and
-what no float of four bytes can hold for infinity.
+It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters, a
+number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold for
+infinity. Keys that a map has twice it keeps, which no reader takes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import decimal
+import fractions
 import functools
 import numbers
+from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT
 
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
+_FLOATS = (float, np.floating)
+#: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
+_EXACT = (decimal.Decimal, fractions.Fraction)
+#: By its class it is a date.
+_NAT = type(pd.NaT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +61,7 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return functools.partial(_in_lists, _within(kind.value_type))
     if kinds.is_map(kind):
-        found = _within(kind.key_type), _within(kind.item_type)
-        return None if found == (None, None) else functools.partial(_in_maps, *found)
+        return functools.partial(_in_maps, _within(kind.key_type), _within(kind.item_type))
     if kinds.is_struct(kind):
         own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
         return functools.partial(_in_structs, kind.num_fields, own) if own else None
@@ -82,11 +92,28 @@ def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
 
 
 def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
-    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
+    sized = _sized(values)
+    if (twice := _key_twice(sized)) is not None or keys is items is None:
+        return twice
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in sized]
     found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
     for at, check in enumerate((keys, items)):
         if check is not None and (changed := check([pair[at] for pair in found])) is not None:
             return changed
+    return None
+
+
+def _key_twice(maps: list[Any]) -> Changed | None:
+    """Return a map with a key that is there twice, which Arrow takes and nobody reads; a dict has none."""
+    for one in maps:
+        if isinstance(one, dict) or not isinstance(one, list | tuple):
+            continue
+        # Whatever else Arrow refuses as pairs may have no hash.
+        found = [pair[0] for pair in one if isinstance(pair, tuple) and len(pair) == 2]
+        with contextlib.suppress(TypeError):
+            if len(set(found)) < len(found):
+                key = next(key for key, times in Counter(found).items() if times > 1)
+                return Changed(one, f"the key {key!r} is there {found.count(key)} times")
     return None
 
 
@@ -100,17 +127,26 @@ def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Seque
 
 
 def _float_for_integer(values: Sequence[Any]) -> Changed | None:
-    wrong = _first(values, (float, np.floating))
-    return None if wrong is None else Changed(wrong, "it is a float")
+    wrong = _first(values, _FLOATS)
+    return _cut_for_integer(values) if wrong is None else Changed(wrong, "it is a float")
 
 
 def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
-    if _first(values, (float, np.floating)) is None:
+    if _first(values, _FLOATS + _EXACT) is None:
         return None
     for value in values:
-        if isinstance(value, float | np.floating) and not value.is_integer():
+        if isinstance(value, _FLOATS) and not value.is_integer():
             return Changed(value, "it is a float")
+        if isinstance(value, _EXACT) and _has_fraction(value):
+            return Changed(value, "it is no whole number")
     return None
+
+
+def _has_fraction(value: decimal.Decimal | fractions.Fraction) -> bool:
+    if isinstance(value, fractions.Fraction):
+        return value.denominator != 1
+    # What is not finite is refused by Arrow.
+    return value.is_finite() and value != value.to_integral_value()
 
 
 def _beyond_float(values: Sequence[Any]) -> Changed | None:
@@ -122,8 +158,10 @@ def _beyond_float(values: Sequence[Any]) -> Changed | None:
 
 def _no_time(values: Sequence[Any]) -> Changed | None:
     # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
-    wrong = _first(values, (numbers.Number,))
-    return None if wrong is None else Changed(wrong, "it is a number, and no time")
+    wrong = _first(values, (numbers.Number, _NAT))
+    if wrong is None:
+        return None
+    return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:

@@ -42,7 +42,7 @@ def unfit_for_states(kind: T.DataType) -> str | None:
     >>> unfit_for_states(T.ArrayType(T.NullType()))
     'void: it holds nothing: declare the type that a value will have'
     """
-    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or _same_names(kind)
+    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
 
 
 def first_required(kind: T.DataType) -> str | None:
@@ -69,8 +69,11 @@ def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) 
     return None
 
 
-def _same_names(kind: T.DataType) -> str | None:
-    """Return that there are fields of one name side by side, which would be stored and never read again."""
+def same_names(kind: T.DataType) -> str | None:
+    """Return that there are fields of one name side by side, at any depth; None if there are none.
+
+    A state would be stored and never read again, and no function in Python can read such a row.
+    """
     for part in _parts(kind):
         for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
             if times > 1:

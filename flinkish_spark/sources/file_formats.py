@@ -73,11 +73,9 @@ class JsonLines(InputFormat):
 
         from flinkish_spark.sources.json_lines import tables_of
 
-        # Arrow would want a number of days; whoever reads the batch makes dates of the texts.
-        fields = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in schema]
         with pa.input_stream(path, compression="detect") as file:
             data = file.read()
-        for table in tables_of(data, pa.schema(fields)):
+        for table in tables_of(data, schema):
             yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
 
     def check(self, schema: pa.Schema) -> None:

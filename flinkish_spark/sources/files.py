@@ -24,6 +24,7 @@ from flinkish_spark.protocol.limits import (
     checked_limit,
     checked_whole,
 )
+from flinkish_spark.sources.batch_columns import as_declared
 from flinkish_spark.sources.file_formats import InputFormat
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.rates import RateLimit
@@ -195,6 +196,7 @@ class FileSource(SplitSource):
     # -- in a task ------------------------------------------------------------------------------
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of some files."""
+        import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
         found = FileList(self.job_folder).read()
@@ -203,7 +205,10 @@ class FileSource(SplitSource):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
             with _naming(path):
-                yield from self._records(file, path, schema)
+                for batch in self._records(file, path, schema):
+                    # Here, where the file has a name.
+                    columns = [as_declared(batch.column(field.name), field) for field in schema]
+                    yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
             self._unchanged(file)
 

@@ -40,6 +40,17 @@ class Peer:
         return f"{self.host}:{self.port}"
 
 
+class LineTooLong(ConfigError):
+    """A line is longer than allowed; `lines` are those in front of it that ended in the same piece."""
+
+    def __init__(self, length: int, most: int, lines: list[bytes]) -> None:
+        super().__init__(
+            f"a line of {length} bytes came over the socket, and max_line_bytes is {most}",
+            what_to_do="raise max_line_bytes, or look whether the delimiter is the peer's",
+        )
+        self.lines = lines
+
+
 class LineSplitter:
     r"""Cuts a stream of bytes into lines, wherever the pieces end.
 
@@ -59,17 +70,15 @@ class LineSplitter:
 
         Raises
         ------
-        ConfigError
+        LineTooLong
             A line is longer than allowed.
         """
         *lines, self._rest = (self._rest + data).split(self._delimiter)
-        longest = max(map(len, (*lines, self._rest)))
-        if longest > self._most:
-            raise ConfigError(
-                f"a line of {longest} bytes came over the socket, and max_line_bytes is {self._most}",
-                what_to_do="raise max_line_bytes, or look whether the delimiter is the peer's",
-            )
-        return [self._bare(line) for line in lines]
+        bare = [self._bare(line) for line in lines]
+        for at, line in enumerate((*lines, self._rest)):
+            if len(line) > self._most:
+                raise LineTooLong(len(line), self._most, bare[:at])
+        return bare
 
     def finish(self) -> list[bytes]:
         """Return what came behind the last delimiter, if anything did."""
@@ -148,7 +157,12 @@ class Connection:
                     if not data:
                         break
                     found = True
-                    self._keep(splitter.feed(data))
+                    try:
+                        self._keep(splitter.feed(data))
+                    except LineTooLong as error:
+                        # Nobody sends again what came in front of it.
+                        self._keep(error.lines)
+                        raise
             trouble = None
         except OSError as error:
             trouble = error

@@ -29,6 +29,7 @@ from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.held_channels import read_held
 from flinkish_spark.runtime.required_values import first_missing, has_required
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sources.batch_columns import as_declared
 from flinkish_spark.sources.rates import Pace, shares
 from flinkish_spark.sources.split_checks import (
     checked_count,
@@ -255,7 +256,7 @@ def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.Struct
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema, rows = to_arrow_schema(types, timezone="UTC"), batch.num_rows
-    own = [batch.column(name).cast(schema.field(name).type) for name in types.names[: -len(_PLACE)]]
+    own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
     control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
     return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
 

@@ -230,7 +230,8 @@ class SplitSource(Source):
         instance_of(
             "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
         )
-        if vars(self).get("topics"):
+        # Of its class, too: no source of splits has any.
+        if self.topics:
             raise ConfigError(
                 f"the source '{uid}' has an attribute 'topics'",
                 why="that name has a meaning of its own: records would be taken for those of Kafka topics",

@@ -261,8 +261,9 @@ class ProgramOperator:
             if one.given.distribution is not Distribution.BY_KEY:
                 others[number] = travelling.drop_columns([C.ROUTE])
                 continue
-            for group, block in _blocks(travelling, one.sent):
-                blocks.setdefault(group, [[] for _ in given])[number].append(block)
+            with blaming(self.node.uid):
+                for group, block in _blocks(travelling, one.sent):
+                    blocks.setdefault(group, [[] for _ in given])[number].append(block)
 
         def whole(index: int) -> InputRows:
             return [

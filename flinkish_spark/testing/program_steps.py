@@ -28,6 +28,7 @@ from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
 from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
+from flinkish_spark.runtime.arrow_values import ValueMismatch
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
 from flinkish_spark.runtime.time_stage import TimeStage
@@ -112,14 +113,12 @@ def blaming(uid: str | None = None) -> Iterator[None]:
     except OperatorFailed as failure:
         blamed = failure.__cause__
         uid = str(json.loads(str(failure).removeprefix(USER_FUNCTION_MARKER))["uid"])
-    except (OutputError, StateValueError) as error:
-        blamed = error
     except Exception as error:
-        # Of a function that takes columns, which has no element or timer at which it failed.
-        if uid is not None:
-            error.add_note(f"in the operator '{uid}'")
-        raise
-    if isinstance(blamed, OutputError | StateValueError):
+        # Of a fold over columns, beside what was emitted: it has no single element that failed.
+        if uid is None and not isinstance(error, OutputError | StateValueError):
+            raise
+        blamed = error
+    if isinstance(blamed, OutputError | StateValueError | ValueMismatch):
         says = f"the function {blamed}" if isinstance(blamed, OutputError) else str(blamed)
         raise UserFunctionError(f"operator '{uid}': {says}", uid=uid)
     if blamed is not None:

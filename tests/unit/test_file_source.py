@@ -247,6 +247,13 @@ def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> Non
         step(reader, reader.initialOffset())
 
 
+def test_a_column_of_another_type_is_told_with_its_file(folder, tmp_path) -> None:
+    pq.write_table(pa.table({"at": [1_767_225_600_000]}), folder / "x")
+    reader = reader_of(FileSource(str(folder), ParquetFiles(), "at TIMESTAMP"), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/x .*: the column 'at' is int64, declared is"):
+        step(reader, reader.initialOffset())
+
+
 def test_history_in_files_and_then_what_is_live(folder, tmp_path) -> None:
     for n in range(3):
         put(folder, f"{n}.json", f'{{"n": {n - 3}}}\n', at=n)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import doctest
+import json
 import random
 import subprocess
 import sys
@@ -142,3 +144,31 @@ def test_nothing_near_to_such_lines_ends_the_process_or_goes_as_other_records() 
     code = "from tests.unit.test_json_lines import look_at; look_at(7, 8_000)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2_000:]
+
+
+DATED = pa.schema(
+    [
+        ("day", pa.date32()),
+        ("days", pa.list_(pa.date32())),
+        ("stay", pa.struct([("from", pa.date32()), ("nights", pa.int64())])),
+    ]
+)
+
+
+def test_dates_are_read_however_deep_they_are() -> None:
+    first, second = datetime.date(2026, 1, 31), datetime.date(2026, 2, 1)
+    data = b'{"days": ["2026-01-31", null, "2026-02-01"]}\n'
+    data += b'{"stay": {"from": "2026-02-01"}, "day": "2026-01-31"}\n'
+    [table] = tables_of(data, DATED)
+    assert table.to_pylist() == [
+        {"day": None, "days": [first, None, second], "stay": None},
+        {"day": first, "days": None, "stay": {"from": second, "nights": None}},
+    ]
+    assert table.schema.equals(DATED)
+
+
+@pytest.mark.parametrize("wrong", ["2026-02-31", "2026-01-31T12:00:00", "today", ""])
+def test_a_text_that_is_no_date_is_told_with_its_line(wrong) -> None:
+    data = b'{"day": "2026-01-31"}\n\n' + json.dumps({"day": wrong}).encode() + b"\n{}\n"
+    with pytest.raises(BadLine, match=r"^line 3 cannot be read: "):
+        list(tables_of(data, DATED))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -42,6 +45,17 @@ MIDNIGHT = datetime.datetime(2026, 1, 1)
         (pa.list_(pa.date32()), [7], "it is a number, and no time"),
         (LONGS, [float("nan")], "it is a float"),
         (pa.duration("us"), 7, "it is a number, and no time"),
+        (pa.int64(), Decimal("1.5"), "it is no whole number"),
+        (pa.int16(), Fraction(3, 2), "it is no whole number"),
+        (LONGS, [Decimal(1), Decimal("-0.5")], "it is no whole number"),
+        (pa.map_(pa.int64(), pa.string()), {Decimal("2.5"): "a"}, "it is no whole number"),
+        (POINT, (Decimal("2.5"), None), "it is no whole number"),
+        (pa.map_(pa.string(), pa.string()), [("a", "b"), ("c", "d"), ("a", "e")], "the key 'a' is there 2"),
+        (pa.list_(pa.map_(pa.int64(), pa.int64())), [{1: 1}, ((1, 2), (1, 2))], "the key 1 is there 2 times"),
+        # To Python it is a date, to Arrow the first of all.
+        (pa.date32(), pd.NaT, "it is no time: give None"),
+        (pa.list_(pa.date32()), [pd.NaT], "it is no time: give None"),
+        (pa.timestamp("us", "UTC"), pd.NaT, "it is no time: give None"),
     ],
 )
 def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: Any, says: str) -> None:
@@ -56,12 +70,15 @@ def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: 
         (LONGS, [1, None, np.int64(2)], [1, None, 2]),
         (LONGS, np.array([1, 2]), [1, 2]),
         (LONGS, (), []),
+        (pa.int64(), Decimal("3.00"), 3),
+        (LONGS, [Decimal("1E+3"), Fraction(4, 2)], [1000, 2]),
         # As pandas hands out whole numbers beside nulls.
         (LONGS, [2.0, None], [2, None]),
         # As Spark does.
         (pa.date32(), NOON, NOON.date()),
         (pa.list_(pa.string()), ("a", "bc"), ["a", "bc"]),
         (pa.map_(pa.string(), pa.int64()), {"a": 1, "b": None}, [("a", 1), ("b", None)]),
+        (pa.map_(pa.string(), pa.string()), (("a", "c"), ("b", "c")), [("a", "c"), ("b", "c")]),
         (POINT, (1, NOON.replace(tzinfo=UTC)), {"x": 1, "at": NOON.replace(tzinfo=UTC)}),
         (pa.float32(), float("inf"), float("inf")),
         (pa.float32(), 3, 3.0),

@@ -187,6 +187,14 @@ def test_hints_are_found_wherever_a_function_has_them() -> None:
         inferred_output(Called(), "it", is_iterable=True)
 
 
+@pytest.mark.parametrize(
+    "declared", ["at STRUCT<x: INT, x: INT>", "ats ARRAY<STRUCT<x: INT, y: INT, x: INT>>"]
+)
+def test_fields_of_one_name_within_a_field_are_refused(orders: DataStream, declared: str) -> None:
+    with pytest.raises(SchemaError, match=r"'places' cannot be read.*'x' is there 2 times"):
+        orders.map(lambda order: ((1, 2),), output=declared, name="places")
+
+
 def test_an_output_is_said_with_a_class_or_a_type_of_sparks_too(orders: DataStream) -> None:
     declared = T.StructType().add("user", "string").add("total", "long")
     for number, output in enumerate(("user STRING, total LONG", declared, Total)):

@@ -32,6 +32,7 @@ from flinkish_spark.functions import (
     KeyedBroadcastProcessFunction,
 )
 from flinkish_spark.joins import CoGroupFunction, JoinType, SqliteTable
+from flinkish_spark.operators.column_folds import AggregateOverflow
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.list_state import OperatorListDescriptor
 from flinkish_spark.operators.vectorized import sum_by_key
@@ -736,3 +737,33 @@ def test_functions_that_run_are_copies_that_are_opened_and_closed() -> None:
     assert rows(harness) == [("ann", 1)], "what is no state is gone"
     harness.close()
     assert happened.count("close") == 2
+
+
+def _fails(first, second):
+    raise LookupError("no rate")
+
+
+@pytest.mark.parametrize(
+    ("program", "raised", "says"),
+    [
+        (lambda s: s.reduce(_fails, uid="folded", emit=Emit.PER_KEY), LookupError, "no rate"),
+        (lambda s: s.sum("amount", uid="folded", emit=Emit.PER_KEY), AggregateOverflow, "leaves its type"),
+    ],
+)
+@pytest.mark.parametrize("is_one", [True, False], ids=["one micro-batch", "two"])
+def test_what_fails_over_columns_is_noted_with_its_operator(program, raised, says, is_one) -> None:
+    harness = ProgramHarness(lambda orders: program(orders.key_by("user")), "user STRING, amount INT")
+    orders = [(("ann", 2**31 - 1), None), (("ann", 1), None)]
+    with pytest.raises(raised, match=says) as caught:
+        for some in [orders] if is_one else [orders[:1], orders[1:]]:
+            harness.push_all(some)
+    assert caught.value.__notes__ == ["in the operator 'folded'"]
+
+
+def test_a_wrong_row_of_a_function_over_columns_is_told_with_its_operator() -> None:
+    def program(orders):
+        return orders.key_by("user").reduce(lambda a, b: (a.user, "many"), uid="folded", emit=Emit.PER_KEY)
+
+    harness = ProgramHarness(program, "user STRING, amount INT")
+    with pytest.raises(UserFunctionError, match=r"operator 'folded': .*cannot hold 'many'"):
+        harness.push_all([(("ann", 1), None), (("ann", 2), None)])

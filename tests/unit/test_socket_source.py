@@ -149,6 +149,15 @@ def test_a_line_that_is_too_long_ends_the_job(tmp_path) -> None:
         read_to_the_end(source_of(server, tmp_path, max_line_bytes=10), tmp_path)
 
 
+@pytest.mark.parametrize("pieces", [[b"a\nb\n" + b"x" * 100 + b"\nc\n"], [b"a\n", b"b\n" + b"x" * 100]])
+def test_the_lines_in_front_of_one_that_is_too_long_are_kept(tmp_path, pieces) -> None:
+    source = source_of(Server(pieces), tmp_path, max_line_bytes=10)
+    with pytest.raises(ConfigError, match="a line of 100 bytes"):
+        read_to_the_end(source, tmp_path)
+    source.close()
+    assert lines_in(source.job_folder) == [b"a", b"b"]
+
+
 # -- the log ------------------------------------------------------------------------------------------
 def writer_of(folder) -> SocketLogWriter:
     writer = SocketLogWriter.take(folder)

@@ -346,6 +346,62 @@ def test_a_null_that_must_not_be_is_refused_in_a_batch_as_in_a_row(
     assert len(step(reader, reader.initialOffset())[1]) == 1
 
 
+TEXTS = pa.map_(pa.string(), pa.string())
+POINT = pa.struct([("x", pa.int32()), ("y", pa.string()), ("more", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("declared", "column", "says"),
+    [
+        ("LONG", pa.array(["12"]), "is string, declared is int64"),
+        ("STRING", pa.array([12]), "is int64, declared is string"),
+        # It would be microseconds, and is most often milliseconds.
+        ("TIMESTAMP", pa.array([1_767_225_600_000]), "is int64, declared is timestamp"),
+        ("DATE", pa.array([12], pa.int32()), "is int32, declared is date32"),
+        ("BOOLEAN", pa.array([2]), "is int64, declared is bool"),
+        ("LONG", pa.array([True]), "is bool, declared is int64"),
+        ("DATE", pa.array([datetime.datetime(2026, 1, 1, 12)]), "is timestamp.*, declared is date32"),
+        ("ARRAY<LONG>", pa.array([["12"]]), "is list<.*string>, declared is list<.*int64>"),
+        (
+            "MAP<STRING, LONG>",
+            pa.array([[("a", "1")]], pa.map_(pa.string(), pa.string())),
+            "is map.*, declared is map",
+        ),
+        ("STRUCT<x: LONG, y: LONG>", pa.array([(1, "2", 3)], POINT), "is struct.*, declared is struct"),
+        ("FLOAT", pa.array([1e300]), "does not fit float: it is beyond what a FLOAT can be"),
+        ("INT", pa.array([1 << 40]), "does not fit int32: Integer value"),
+    ],
+)
+def test_a_column_of_another_type_is_refused_by_name(tmp_path, declared, column, says) -> None:
+    class Other(Yields):
+        schema = f"found {declared}"
+
+    reader = reader_of(Other(pa.RecordBatch.from_arrays([column], ["found"])), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"read\(\) of source 'in'.*the column 'found' {says}"):
+        step(reader, reader.initialOffset())
+
+
+@pytest.mark.parametrize(
+    ("declared", "column", "found"),
+    [
+        ("DOUBLE", pa.array([1, None]), [1.0, None]),
+        ("FLOAT", pa.array([float("inf"), 0.5]), [float("inf"), 0.5]),
+        ("STRING", pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        ("STRING", pa.array([b"a"]), ["a"]),
+        ("LONG", pa.nulls(2), [None, None]),
+        ("ARRAY<LONG>", pa.array([[1], None], pa.large_list(pa.int8())), [[1], None]),
+        # Of a struct the declared fields are taken, in whatever order.
+        ("STRUCT<y: STRING, x: LONG>", pa.array([(1, "a", 3)], POINT), [{"y": "a", "x": 1}]),
+    ],
+)
+def test_a_column_of_another_width_is_brought_to_the_schema(tmp_path, declared, column, found) -> None:
+    class Narrow(Yields):
+        schema = f"found {declared}"
+
+    reader = reader_of(Narrow(pa.RecordBatch.from_arrays([column], ["found"])), tmp_path)
+    assert [row[0] for row in step(reader, reader.initialOffset())[1]] == found
+
+
 def test_records_and_batches_may_alternate_and_keep_their_places(tmp_path) -> None:
     batch = pa.record_batch({"n": [7, 8], "text": ["b", "b"]})
     rows = [(n, "r") for n in range(1_500)]
@@ -423,6 +479,14 @@ def test_what_cannot_work_is_refused_where_the_source_is_added(attribute, value,
         return
     with pytest.raises((ConfigError, SchemaError), match=message):
         source.bound("in")
+
+
+def test_an_attribute_of_the_class_is_refused_as_one_of_the_object_is() -> None:
+    class OfTopics(Counters):
+        topics = ("orders",)
+
+    with pytest.raises(ConfigError, match="has an attribute 'topics'"):
+        OfTopics({"a": 1}).bound("in")
 
 
 def test_a_source_that_cannot_travel_or_would_never_run_is_refused(tmp_path) -> None:
@@ -548,6 +612,29 @@ def test_a_collection_is_read_whole_and_says_that_it_has_ended(tmp_path) -> None
     bound = source.bound("in")
     assert bound.has_ended(logged(end)) and not bound.has_ended(logged(end, reader.initialOffset()))
     assert not bound.has_ended(logged()) and step(reader, end) == (end, [])
+
+
+@dataclass(slots=True)
+class Place:
+    city: str
+    number: int | None = None
+
+
+@dataclass
+class Trip:
+    at: Place
+    via: list[Place]
+    named: dict[str, Place]
+
+
+def test_a_collection_takes_dataclasses_with_slots_within_fields(tmp_path) -> None:
+    trip = Trip(Place("Ulm", 7), [Place("Bonn")], {"home": Place("Kiel", 1)})
+    reader = reader_of(CollectionSource([trip], Trip), tmp_path)
+    ((at, via, named, _, _),) = step(reader, reader.initialOffset())[1]
+    assert (at, via) == ({"city": "Ulm", "number": 7}, [{"city": "Bonn", "number": None}])
+    assert dict(named) == {"home": {"city": "Kiel", "number": 1}}
+    with pytest.raises(SchemaError, match="record 0 of the collection"):
+        CollectionSource([Trip(Place(5), [], {})], Trip)
 
 
 def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:

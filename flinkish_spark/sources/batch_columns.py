@@ -1,0 +1,66 @@
+"""Columns of a source's batches with their declared types.
+
+Arrow casts more than another width of the same: a text becomes a number, a number a time in microseconds or a
+text, 2 becomes true. What a function emits as columns is refused then, and so is what a source yields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column with a field's type.
+
+    Raises
+    ------
+    ValueError
+        It is of another type, or a value of it would be another one.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> as_declared(pa.array([1], pa.int8()), pa.field("n", pa.int64())).type
+    DataType(int64)
+    >>> as_declared(pa.array(["1"]), pa.field("n", pa.int64()))
+    Traceback (most recent call last):
+    ValueError: the column 'n' is string, declared is int64: '1'
+    """
+    import pyarrow as pa
+
+    from flinkish_spark.runtime.silent_changes import exact_cast
+
+    if column.type == field.type:
+        return column
+    if not _is_the_same(column.type, field.type):
+        there = column.drop_null()
+        value = f": {there[0].as_py()!r:.200}" if len(there) else ""
+        raise ValueError(f"the column {field.name!r} is {column.type}, declared is {field.type}{value}")
+    try:
+        return exact_cast(column, field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"the column {field.name!r} does not fit {field.type}: {error}") from error
+
+
+def _is_the_same(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a cast changes a type's width only.
+
+    Of a struct the declared fields are taken, as of the batch itself. Texts may come as the bytes of them.
+    """
+    import pyarrow as pa
+
+    from flinkish_spark.runtime.arrow_values import is_of_kind
+
+    kinds = pa.types
+    if kinds.is_struct(given) and kinds.is_struct(wanted):
+        there = {field.name: field.type for field in given}
+        return all(_is_the_same(there.get(field.name, pa.null()), field.type) for field in wanted)
+    if kinds.is_map(given) and kinds.is_map(wanted):
+        pairs = (given.key_type, wanted.key_type), (given.item_type, wanted.item_type)
+        return all(_is_the_same(*pair) for pair in pairs)
+    if (kinds.is_list(given) or kinds.is_large_list(given)) and kinds.is_list(wanted):
+        return _is_the_same(given.value_type, wanted.value_type)
+    return is_of_kind(given, wanted) or (is_of_kind(given, pa.binary()) and is_of_kind(wanted, pa.string()))
