@@ -13,7 +13,7 @@ chooses its own columns, a generator of watermarks, a sink) sees the same each t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,16 +107,21 @@ class ByPartitioner(LocatedTransform):
         """See :class:`LocatedTransform`."""
         return replace(self, origins=origins)
 
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the rows in other tasks.
+    def check_key(self, fields: Sequence[str]) -> None:
+        """Raise GraphError if the key is the name of a field that records with these do not have."""
+        if isinstance(self.key, str) and self.key not in fields:
+            raise GraphError(
+                f"partition_custom() goes by '{self.key}', which the records do not have",
+                why=f"they have {', '.join(fields)}",
+                what_to_do="name one of them, or give a function of a record",
+            )
 
-        Raises
-        ------
-        GraphError
-            There is no field of that name.
-        """
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in other tasks; raise GraphError if there is no field of that name."""
         tasks = _tasks(frame, self.parallelism)
-        key = FieldAt(_position(frame, self.key)) if isinstance(self.key, str) else self.key
+        names = [one for one in frame.columns if not one.startswith(C.PREFIX)]
+        self.check_key(names)
+        key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
         function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = frame.mapInArrow(worker, worker.columns).selectExpr(*_WITH_PLACE)
@@ -141,17 +146,6 @@ def _in_order(frame: DataFrame) -> DataFrame:
 
 def _tasks(frame: DataFrame, parallelism: int | None) -> int:
     return shuffle_partitions(frame.sparkSession) if parallelism is None else parallelism
-
-
-def _position(frame: DataFrame, name: str) -> int:
-    fields = [one for one in frame.columns if not one.startswith(C.PREFIX)]
-    if name not in fields:
-        raise GraphError(
-            f"partition_custom() goes by '{name}', which the records do not have",
-            why=f"they have {', '.join(fields)}",
-            what_to_do="name one of them, or give a function of a record",
-        )
-    return fields.index(name)
 
 
 # -- what the user says ---------------------------------------------------------------------------------

@@ -55,12 +55,18 @@ def _is_the_same(given: pa.DataType, wanted: pa.DataType) -> bool:
     from flinkish_spark.runtime.arrow_values import is_of_kind
 
     kinds = pa.types
+    if kinds.is_null(given):
+        return True
     if kinds.is_struct(given) and kinds.is_struct(wanted):
         there = {field.name: field.type for field in given}
         return all(_is_the_same(there.get(field.name, pa.null()), field.type) for field in wanted)
     if kinds.is_map(given) and kinds.is_map(wanted):
         pairs = (given.key_type, wanted.key_type), (given.item_type, wanted.item_type)
         return all(_is_the_same(*pair) for pair in pairs)
-    if (kinds.is_list(given) or kinds.is_large_list(given)) and kinds.is_list(wanted):
-        return _is_the_same(given.value_type, wanted.value_type)
+    if kinds.is_list(wanted):
+        forms = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+        is_list = any(is_one(given) for is_one in forms)
+        return is_list and _is_the_same(given.value_type, wanted.value_type)
+    if kinds.is_fixed_size_binary(given) or kinds.is_binary_view(given) or kinds.is_string_view(given):
+        given = pa.string() if kinds.is_string_view(given) else pa.binary()
     return is_of_kind(given, wanted) or (is_of_kind(given, pa.binary()) and is_of_kind(wanted, pa.string()))

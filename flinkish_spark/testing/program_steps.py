@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.graph.lookup_transforms import LookupTransform
-from flinkish_spark.graph.partitioning import is_partitioning
+from flinkish_spark.graph.partitioning import ByPartitioner, is_partitioning
 from flinkish_spark.graph.python_transforms import ProcessTransform, RowTransform
 from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode, TransformNode, operator_of
 from flinkish_spark.graph.times import check_time_type
@@ -206,6 +206,8 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
     if isinstance(function, LookupTransform):
         lookup = function.in_worker(given)
         return Copied(lookup), lookup.columns
+    if isinstance(function, ByPartitioner):
+        function.check_key(fields_of(given).names)
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
         return None, given

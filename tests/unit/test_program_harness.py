@@ -767,3 +767,16 @@ def test_a_wrong_row_of_a_function_over_columns_is_told_with_its_operator() -> N
     harness = ProgramHarness(program, "user STRING, amount INT")
     with pytest.raises(UserFunctionError, match=r"operator 'folded': .*cannot hold 'many'"):
         harness.push_all([(("ann", 1), None), (("ann", 2), None)])
+
+
+def test_a_field_to_partition_by_that_is_not_there_is_refused_as_in_a_job() -> None:
+    def program(key):
+        return lambda orders: orders.partition_custom(lambda key, tasks: 0, key, 3).map(
+            lambda o: o, output=ORDERS
+        )
+
+    assert ProgramHarness(program("user"), ORDERS)
+    with pytest.raises(
+        GraphError, match=r"partition_custom\(\) goes by 'usr', which the records do not have"
+    ):
+        ProgramHarness(program("usr"), ORDERS)
