@@ -9,7 +9,6 @@ without maps as it is fast, and types with maps are taken apart here.
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from flinkish_spark.runtime.repeated_keys import has_maps
 
 
 def to_values(column: pa.Array) -> list[Any]:
@@ -39,7 +40,7 @@ def to_values(column: pa.Array) -> list[Any]:
     if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not nulls:
         numbers: list[Any] = column.to_numpy().tolist()
         return numbers
-    if not _has_maps(kind):
+    if not has_maps(kind):
         listed: list[Any] = column.to_pylist()
         return listed
     make = next(make for is_of, make in _NESTED if is_of(kind))
@@ -91,11 +92,6 @@ def _structs(column: pa.StructArray) -> list[Any]:
     names = [field.name for field in column.type]
     fields = [to_values(column.field(at)) for at in range(len(names))]
     return [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
-
-
-@functools.cache
-def _has_maps(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind)) or any(_has_maps(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _bounds(column: Any) -> tuple[int, list[int]]:
