@@ -6,6 +6,7 @@ what no float of four bytes can hold for infinity.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import numbers
 from collections.abc import Callable, Sequence, Sized
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT
 
+_FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 
@@ -71,6 +73,8 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
         return _beyond_float
     if kinds.is_timestamp(kind) and kind.tz is None:
         return _no_local_time
+    if kinds.is_timestamp(kind):
+        return _no_instant
     return _no_time if kinds.is_temporal(kind) else None
 
 
@@ -124,6 +128,22 @@ def _no_time(values: Sequence[Any]) -> Changed | None:
     # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
     wrong = _first(values, (numbers.Number,))
     return None if wrong is None else Changed(wrong, "it is a number, and no time")
+
+
+def _no_instant(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    for value in values:
+        # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
+        if (
+            getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
+            and getattr(value, "tzinfo", None) is not None
+        ):
+            try:
+                value.astimezone(datetime.UTC)
+            except (OverflowError, ValueError):
+                return Changed(value, "in UTC it is beyond the years from 1 to 9999")
+    return None
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:

@@ -20,6 +20,11 @@ import pyarrow as pa
 
 from flinkish_spark.runtime.repeated_keys import has_maps
 
+_FIRST_MICROS, _LAST_MICROS = (
+    (one - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+    for one in (datetime.datetime.min, datetime.datetime.max)
+)
+
 
 def to_values(column: pa.Array) -> list[Any]:
     """Return a column's values; None for a null.
@@ -28,6 +33,8 @@ def to_values(column: pa.Array) -> list[Any]:
     ------
     KeyError
         A map has a key twice.
+    OverflowError
+        A time is beyond Python's.
 
     Examples
     --------
@@ -56,7 +63,12 @@ def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
 def _timestamps(column: pa.Array) -> list[Any]:
     zone = None if column.type.tz is None else datetime.UTC
     micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
-    plain = micros.cast(pa.int64()).fill_null(0).to_numpy().astype("datetime64[us]").tolist()
+    numbers = micros.cast(pa.int64()).fill_null(0).to_numpy()
+    if len(numbers) and not _FIRST_MICROS <= numbers.min() <= numbers.max() <= _LAST_MICROS:
+        # Numpy would give a number in the place of a datetime.
+        wrong = numbers[(numbers < _FIRST_MICROS) | (numbers > _LAST_MICROS)][0]
+        raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
+    plain = numbers.astype("datetime64[us]").tolist()
     values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
     return _with_nulls(values, column) if column.null_count else values
 

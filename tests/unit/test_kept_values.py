@@ -18,6 +18,7 @@ UTC = datetime.UTC
 LONGS, POINT = pa.list_(pa.int64()), pa.struct([("x", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime.datetime(2026, 1, 1, 12)
 MIDNIGHT = datetime.datetime(2026, 1, 1)
+LAST_IN_NEW_YORK = datetime.datetime.max.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-5)))
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ MIDNIGHT = datetime.datetime(2026, 1, 1)
         (pa.list_(pa.date32()), [7], "it is a number, and no time"),
         (LONGS, [float("nan")], "it is a float"),
         (pa.duration("us"), 7, "it is a number, and no time"),
+        (pa.timestamp("us", "UTC"), LAST_IN_NEW_YORK, "in UTC it is beyond the years"),
+        (pa.list_(POINT), [(1, LAST_IN_NEW_YORK)], "in UTC it is beyond the years"),
+        (pa.map_(pa.timestamp("us", "UTC"), LONGS), {LAST_IN_NEW_YORK: []}, "in UTC it is beyond the years"),
     ],
 )
 def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: Any, says: str) -> None:
@@ -69,6 +73,11 @@ def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: 
         (pa.date32(), MIDNIGHT, MIDNIGHT.date()),
         (pa.date32(), NOON.date(), NOON.date()),
         (pa.timestamp("us"), NOON, NOON),
+        (
+            pa.timestamp("us", "UTC"),
+            datetime.datetime.max.replace(tzinfo=UTC),
+            datetime.datetime.max.replace(tzinfo=UTC),
+        ),
     ],
 )
 def test_what_stays_as_it_is_is_taken(kind: pa.DataType, value: Any, kept: Any) -> None:
