@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.key_index import Array, KeyIndex
-from flinkish_spark.operators.table_codec import StateValueError, TableLayout
+from flinkish_spark.operators.table_codec import TableLayout
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
 from flinkish_spark.runtime.emitted_columns import first_refused
 from flinkish_spark.runtime.python_values import to_values

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor, VectorizedProcessFunction
-from flinkish_spark.operators.table_codec import StateValueError
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.repeated_keys import repeated_key
 from flinkish_spark.testing import OperatorHarness
