@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.given_columns import GivenColumns
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.layered_table import LayeredTable
-from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, Expiry, SlotForm, StateValueError
+from flinkish_spark.operators.table_codec import ALIVE, TOUCHED, Expiry, SlotForm
 from flinkish_spark.state.ttl import TtlUpdate
 
 _NOWHERE = -1

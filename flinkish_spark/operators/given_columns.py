@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.key_index import Array, KeyIndex
-from flinkish_spark.operators.table_codec import StateValueError, TableLayout
+from flinkish_spark.operators.table_codec import TableLayout
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
 from flinkish_spark.runtime.emitted_columns import first_refused
 from flinkish_spark.runtime.python_values import to_values
+from flinkish_spark.runtime.repeated_keys import repeated_key
 from flinkish_spark.runtime.silent_changes import exact_cast
 
 
@@ -70,10 +72,14 @@ class GivenColumns:
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))
         try:
-            return array if array.type == kind else exact_cast(array, kind)
+            cast = array if array.type == kind else exact_cast(array, kind)
         except pa.ArrowException as error:
             wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
             raise self._wrong(at, wrong, len(array), str(error)) from error
+        if (key := repeated_key(cast)) is not None:
+            wrong = next(at for at in range(len(cast)) if repeated_key(cast.slice(at, 1)) is not None)
+            raise self._wrong(at, wrong, len(cast), f"a map has the key {key[0]!r} twice")
+        return cast
 
     def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
         """Return the error of a column, and of one of so many values."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.frames import pack_frame, unpack_frame
 from flinkish_spark.operators.payloads import OWNER, owner_in, read_table, table_bytes
 from flinkish_spark.operators.state_evolution import misfit
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime.arrow_values import ValueMismatch, strict_array
 from flinkish_spark.runtime.ddl import is_field_list
 from flinkish_spark.runtime.python_values import to_values

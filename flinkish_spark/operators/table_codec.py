@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from flinkish_spark.operators.decoded_values import StateValueError, decoded
 from flinkish_spark.operators.elements import TimeDomain, Timer
 from flinkish_spark.operators.payloads import values_in
 from flinkish_spark.operators.stored_rows import Row, to_row
@@ -53,10 +54,6 @@ NAME = "name"
 _WINDOW = ("from", "to")
 
 Convert = Callable[[Any], Any]
-
-
-class StateValueError(ValueError):
-    """A function gave a state a value that does not fit the declared type."""
 
 
 _SLOT_COLUMNS = {"key": (), "key and window": _WINDOW, "timer": (TIME, *_WINDOW)}
@@ -261,11 +258,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
     values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
     if layout.decode is not None:
-        living = columns[ALIVE]
-        values = [
-            layout.decode(one) if one is not None and is_there else None
-            for one, is_there in zip(values, living, strict=True)
-        ]
+        values = decoded(layout.name, layout.decode, values, keys, columns[ALIVE])
     slots = layout.form.join(keys, [columns[name] for name in layout.form.columns])
     touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
     return map(to_row, zip(slots, values, columns[HASH], touched, columns[ALIVE], touches, strict=False))

@@ -2,17 +2,16 @@
 
 It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters, a
 number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold for
-infinity. Keys that a map has twice it keeps, which no reader takes.
+infinity.
 """
 
 from __future__ import annotations
 
-import contextlib
+import datetime
 import decimal
 import fractions
 import functools
 import numbers
-from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
@@ -24,6 +23,7 @@ import pyarrow as pa
 
 from flinkish_spark.runtime.silent_changes import BEYOND_FLOAT
 
+_FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _FLOATS = (float, np.floating)
@@ -81,6 +81,8 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
         return _beyond_float
     if kinds.is_timestamp(kind) and kind.tz is None:
         return _no_local_time
+    if kinds.is_timestamp(kind):
+        return _no_instant
     return _no_time if kinds.is_temporal(kind) else None
 
 
@@ -92,28 +94,13 @@ def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
 
 
 def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
-    sized = _sized(values)
-    if (twice := _key_twice(sized)) is not None or keys is items is None:
-        return twice
-    pairs = [(one.items() if isinstance(one, dict) else one) for one in sized]
+    if keys is items is None:
+        return None
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
     found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
     for at, check in enumerate((keys, items)):
         if check is not None and (changed := check([pair[at] for pair in found])) is not None:
             return changed
-    return None
-
-
-def _key_twice(maps: list[Any]) -> Changed | None:
-    """Return a map with a key that is there twice, which Arrow takes and nobody reads; a dict has none."""
-    for one in maps:
-        if isinstance(one, dict) or not isinstance(one, list | tuple):
-            continue
-        # Whatever else Arrow refuses as pairs may have no hash.
-        found = [pair[0] for pair in one if isinstance(pair, tuple) and len(pair) == 2]
-        with contextlib.suppress(TypeError):
-            if len(set(found)) < len(found):
-                key = next(key for key, times in Counter(found).items() if times > 1)
-                return Changed(one, f"the key {key!r} is there {found.count(key)} times")
     return None
 
 
@@ -162,6 +149,22 @@ def _no_time(values: Sequence[Any]) -> Changed | None:
     if wrong is None:
         return None
     return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
+
+
+def _no_instant(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    for value in values:
+        # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
+        if (
+            getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
+            and getattr(value, "tzinfo", None) is not None
+        ):
+            try:
+                value.astimezone(datetime.UTC)
+            except (OverflowError, ValueError):
+                return Changed(value, "in UTC it is beyond the years from 1 to 9999")
+    return None
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:

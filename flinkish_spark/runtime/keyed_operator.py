@@ -23,6 +23,7 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.errors import FlinkishError, InternalError
 from flinkish_spark.kafka.channels import topic_of
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.element_windows import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.operators.frames import FrameError
@@ -31,7 +32,6 @@ from flinkish_spark.operators.group_state import NO_BASE, BasePolicy, Bases, Gro
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.subtask import running_in
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latencies import moved_to
 from flinkish_spark.runtime import columns as C

@@ -9,7 +9,6 @@ without maps as it is fast, and types with maps are taken apart here.
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -19,6 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.runtime.repeated_keys import has_maps
+
+_FIRST_MICROS, _LAST_MICROS = (
+    (one - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+    for one in (datetime.datetime.min, datetime.datetime.max)
+)
+
 
 def to_values(column: pa.Array) -> list[Any]:
     """Return a column's values; None for a null.
@@ -27,6 +33,8 @@ def to_values(column: pa.Array) -> list[Any]:
     ------
     KeyError
         A map has a key twice.
+    OverflowError
+        A time is beyond Python's.
 
     Examples
     --------
@@ -39,7 +47,7 @@ def to_values(column: pa.Array) -> list[Any]:
     if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not nulls:
         numbers: list[Any] = column.to_numpy().tolist()
         return numbers
-    if not _has_maps(kind):
+    if not has_maps(kind):
         listed: list[Any] = column.to_pylist()
         return listed
     make = next(make for is_of, make in _NESTED if is_of(kind))
@@ -55,7 +63,12 @@ def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
 def _timestamps(column: pa.Array) -> list[Any]:
     zone = None if column.type.tz is None else datetime.UTC
     micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
-    plain = micros.cast(pa.int64()).fill_null(0).to_numpy().astype("datetime64[us]").tolist()
+    numbers = micros.cast(pa.int64()).fill_null(0).to_numpy()
+    if len(numbers) and not _FIRST_MICROS <= numbers.min() <= numbers.max() <= _LAST_MICROS:
+        # Numpy would give a number in the place of a datetime.
+        wrong = numbers[(numbers < _FIRST_MICROS) | (numbers > _LAST_MICROS)][0]
+        raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
+    plain = numbers.astype("datetime64[us]").tolist()
     values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
     return _with_nulls(values, column) if column.null_count else values
 
@@ -91,11 +104,6 @@ def _structs(column: pa.StructArray) -> list[Any]:
     names = [field.name for field in column.type]
     fields = [to_values(column.field(at)) for at in range(len(names))]
     return [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
-
-
-@functools.cache
-def _has_maps(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind)) or any(_has_maps(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _bounds(column: Any) -> tuple[int, list[int]]:

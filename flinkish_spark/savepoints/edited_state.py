@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from flinkish_spark.operators.table_codec import HASH, TOUCHED, Expiry, SlotForm
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.row_blocks import arrow_schema
-from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, file_values
+from flinkish_spark.savepoints.entries import CLOCK, TIME_MS, file_values, value_columns
 from flinkish_spark.savepoints.files import SavepointDir
 from flinkish_spark.savepoints.group_edits import (
     Edit,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
+_NO_FIELDS: Mapping[str, str] = {}
 _COLUMNS = "give the columns that read_timers gives"
 
 
@@ -128,7 +129,7 @@ def state_rows(
     """
     if frame.isStreaming:
         raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
-    fields = () if stored is None else spread_types(stored_values(stored)).keys()
+    fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
     if len(layout.values) == 1:
@@ -204,14 +205,19 @@ def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> lis
 
 
 def state_columns(
-    schema: T.StructType, uid: str, name: str, key_types: Sequence[str], fields: Collection[str] = ()
+    schema: T.StructType,
+    uid: str,
+    name: str,
+    key_types: Sequence[str],
+    fields: Mapping[str, str] = _NO_FIELDS,
 ) -> tuple[TableLayout, list[T.StructField]]:
     """Return how a state with these columns is stored, and the columns in stored order.
 
     Parameters
     ----------
     fields
-        Of the values that are stored now: a state may have fields of its own by the names of times.
+        Of the values that are stored now, by their columns: a state may have fields of its own by the names
+        of times, or by that of the key.
     """
     what = f"the state '{name}' of '{uid}'"
     key_names = _key_names(schema, what, key_types)
@@ -246,9 +252,15 @@ def state_columns(
         SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
         expiry,
         None,
-        tuple(field.name for field in values) if len(values) > 1 else (),
+        tuple(fields.get(field.name, field.name) for field in values) if len(values) > 1 else (),
     )
     return layout, [*(given[one] for one in (*key_names, *times)), *values]
+
+
+def fields_by_column(stored: pa.Schema) -> dict[str, str]:
+    """Return the fields of stored values by the names that readers' columns of them have."""
+    fields = spread_types(stored_values(stored))
+    return {column: field for field, column in value_columns(stored, fields).items()}
 
 
 def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, what: str) -> None:

@@ -201,17 +201,26 @@ def _slots(schema: pa.Schema) -> list[pa.Field]:
 def reader_columns(schema: pa.Schema) -> T.StructType:
     """Return the columns of a state for readers."""
     keys = [field for field in schema if _is_key(field)]
+    of_field = value_columns(schema, [reader_name(field) for field in schema if _is_value(field)])
     found = []
     for field in schema:
         if _is_key(field):
             found.append(T.StructField(_key_name(field, keys), from_arrow_type(field.type)))
         elif _is_value(field):
-            found.append(T.StructField(reader_name(field), from_arrow_type(field.type)))
+            found.append(T.StructField(of_field[reader_name(field)], from_arrow_type(field.type)))
         elif field.name in TIMES:
             found.append(T.StructField(TIMES[field.name], T.TimestampType()))
         elif field.name == TOUCHES:
             found.append(T.StructField(EACH_TOUCHED_AT, T.ArrayType(T.TimestampType())))
     return T.StructType(found)
+
+
+def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
+    """Return the names of columns for the fields of values; of a field `key` it is `value_key`."""
+    keys, times = [field for field in schema if _is_key(field)], {**TIMES, TOUCHES: EACH_TOUCHED_AT}
+    taken = {_key_name(field, keys) for field in keys} | {times.get(name, "") for name in schema.names}
+    # Keys and times have the names by which one asks for them.
+    return {name: f"value_{name}" if name in taken else name for name in fields}
 
 
 def timer_columns(schema: pa.Schema) -> T.StructType:

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, TimeDomain, Timer
 from flinkish_spark.operators.group_run import ElementFailed, Elements, GroupRun, Progress
 from flinkish_spark.operators.group_state import GroupLayout, GroupState, NoBases
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
-from flinkish_spark.operators.table_codec import HASH, StateValueError
+from flinkish_spark.operators.table_codec import HASH
 from flinkish_spark.runtime.arrow_rows import RowReader
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import from_block

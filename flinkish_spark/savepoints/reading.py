@@ -65,7 +65,8 @@ def read_state(
         Columns: `key` (or `key_0`, `key_1`, ... for several key columns); `window_start` and `window_end`
         for states of windows; `touched_at` where the state has a time to live (expired entries that were
         not cleaned up yet are there, too), and of lists and maps `each_touched_at`, the times of their
-        elements, of which `touched_at` is the latest; then `value`, or the declared fields of the value.
+        elements, of which `touched_at` is the latest; then `value`, or the declared fields of the value. A
+        field by the name of one of these columns is `value_key`, `value_touched_at` or the like.
         Where the declaration has changed, all fields that are still stored for any key.
 
     Raises

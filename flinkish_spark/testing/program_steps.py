@@ -24,8 +24,8 @@ from flinkish_spark.graph.partitioning import ByPartitioner, is_partitioning
 from flinkish_spark.graph.python_transforms import ProcessTransform, RowTransform
 from flinkish_spark.graph.stream_graph import Base, Leg, Step, TimedNode, TransformNode, operator_of
 from flinkish_spark.graph.times import check_time_type
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.group_run import ElementFailed, TimerFailed
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowReader, RowWriter
 from flinkish_spark.runtime.arrow_values import ValueMismatch

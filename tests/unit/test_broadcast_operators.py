@@ -13,11 +13,11 @@ from flinkish_spark.operators.broadcast_state import (
     BroadcastStateIsReadOnly,
     BroadcastTables,
 )
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_run import ElementFailed, Elements, Progress
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness

@@ -21,6 +21,7 @@ UTC = datetime.UTC
 LONGS, POINT = pa.list_(pa.int64()), pa.struct([("x", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime.datetime(2026, 1, 1, 12)
 MIDNIGHT = datetime.datetime(2026, 1, 1)
+LAST_IN_NEW_YORK = datetime.datetime.max.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-5)))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +51,13 @@ MIDNIGHT = datetime.datetime(2026, 1, 1)
         (LONGS, [Decimal(1), Decimal("-0.5")], "it is no whole number"),
         (pa.map_(pa.int64(), pa.string()), {Decimal("2.5"): "a"}, "it is no whole number"),
         (POINT, (Decimal("2.5"), None), "it is no whole number"),
-        (pa.map_(pa.string(), pa.string()), [("a", "b"), ("c", "d"), ("a", "e")], "the key 'a' is there 2"),
-        (pa.list_(pa.map_(pa.int64(), pa.int64())), [{1: 1}, ((1, 2), (1, 2))], "the key 1 is there 2 times"),
         # To Python it is a date, to Arrow the first of all.
         (pa.date32(), pd.NaT, "it is no time: give None"),
         (pa.list_(pa.date32()), [pd.NaT], "it is no time: give None"),
         (pa.timestamp("us", "UTC"), pd.NaT, "it is no time: give None"),
+        (pa.timestamp("us", "UTC"), LAST_IN_NEW_YORK, "in UTC it is beyond the years"),
+        (pa.list_(POINT), [(1, LAST_IN_NEW_YORK)], "in UTC it is beyond the years"),
+        (pa.map_(pa.timestamp("us", "UTC"), LONGS), {LAST_IN_NEW_YORK: []}, "in UTC it is beyond the years"),
     ],
 )
 def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: Any, says: str) -> None:
@@ -86,6 +88,11 @@ def test_a_value_that_would_be_another_one_is_refused(kind: pa.DataType, wrong: 
         (pa.date32(), MIDNIGHT, MIDNIGHT.date()),
         (pa.date32(), NOON.date(), NOON.date()),
         (pa.timestamp("us"), NOON, NOON),
+        (
+            pa.timestamp("us", "UTC"),
+            datetime.datetime.max.replace(tzinfo=UTC),
+            datetime.datetime.max.replace(tzinfo=UTC),
+        ),
     ],
 )
 def test_what_stays_as_it_is_is_taken(kind: pa.DataType, value: Any, kept: Any) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.operators.broadcast_state import BroadcastTables
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.list_state import (
     OperatorListDescriptor,
@@ -16,7 +17,6 @@ from flinkish_spark.operators.list_state import (
     redistribute,
 )
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
-from flinkish_spark.operators.table_codec import StateValueError
 
 SPLIT = OperatorListDescriptor("split", "file STRING, offset LONG")
 UNION = OperatorListDescriptor("union", "LONG", Redistribution.UNION)

@@ -75,3 +75,13 @@ def test_a_map_with_a_key_twice_is_an_error() -> None:
     column = pa.array([[("a", 1)], [("b", 1), ("b", 2)]], pa.map_(pa.string(), pa.int64()))
     with pytest.raises(KeyError, match="b"):
         to_values(column)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_time_that_python_has_not_is_an_error(zone: str | None) -> None:
+    kind = pa.timestamp("us", zone)
+    ends = [datetime.datetime.min, None, datetime.datetime.max]
+    assert [one and one.replace(tzinfo=None) for one in to_values(pa.array(ends, kind))] == ends
+    for beyond in (-62_135_596_800_000_001, 253_402_300_800_000_000):
+        with pytest.raises(OverflowError, match=f"^{beyond} microseconds .* beyond the years"):
+            to_values(pa.array([0, None, beyond]).cast(kind))

@@ -24,6 +24,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.row_blocks import arrow_schema, to_block
+from flinkish_spark.savepoints.edited_state import fields_by_column, state_columns
 from flinkish_spark.savepoints.entries import (
     CopyValues,
     FindSections,
@@ -203,6 +204,29 @@ def test_key_groups_of_several_declarations_are_read_together(tmp_path) -> None:
     by_key = {row["key"]: row for row in rows}
     assert by_key["a"] == {"key": "a", "total": 9, "orders": None, "last": "x"}
     assert {"key": "b", "total": 7, "orders": 1, "last": None} in rows and len(rows) == 8
+
+
+def test_fields_by_the_names_of_keys_and_times_are_told_apart_from_these_and_written_back(tmp_path) -> None:
+    class Named(KeyedProcessFunction):
+        def open(self, context):
+            kind = "key STRING, touched_at TIMESTAMP, window_start LONG"
+            self.state = context.get_state(ValueStateDescriptor("state", kind, ttl=StateTtl(60_000)))
+
+        def process_element(self, value, ctx):
+            self.state.update(("own", at(9), value[1]))
+
+    harness = OperatorHarness(Named(), key=lambda value: value[0], key_type="STRING", uid="totals")
+    harness.push(("a", 5))
+    saved = written(tmp_path, harness)
+    columns, rows = read(saved, "state")
+    assert columns.names == ["key", "touched_at", "value_key", "value_touched_at", "window_start"]
+    assert rows == [
+        {"key": "a", "touched_at": at(0), "value_key": "own", "value_touched_at": at(9), "window_start": 5}
+    ]
+    (stored,) = sections(saved)["state/state"]
+    layout, given = state_columns(columns, "totals", "state", ["string"], fields_by_column(stored))
+    assert layout.schema == stored
+    assert [one.name for one in given] == columns.names
 
 
 class Declared(KeyedProcessFunction):

@@ -16,6 +16,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.operators.broadcast_state import BroadcastTables
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
@@ -259,3 +260,24 @@ def test_of_states_without_keys_too_the_way_to_what_does_not_fit_is_named() -> N
     ):
         with pytest.raises(OperatorValueMismatch, match=f"broadcast state 's': {says}"):
             BroadcastTables("op", [MapStateDescriptor("s", key, value)], broadcast.dump())
+
+
+@dataclass
+class Checked:
+    """Takes no field that is null, as one is that is new."""
+
+    total: int
+    orders: int = 0
+
+    def __post_init__(self):
+        if self.orders < 0:
+            raise ValueError("orders cannot be negative")
+
+
+@pytest.mark.parametrize("kind", [V, ListStateDescriptor])
+def test_a_class_that_refuses_what_is_stored_is_told_with_state_and_key(kind) -> None:
+    first = harness(kind("s", "total LONG"))
+    first.push((7,) if kind is V else [(7,)])
+    second = harness(kind("s", Checked), first)
+    with pytest.raises(StateValueError, match=r"state 's': what is stored of key 'k' .* TypeError: '<' not"):
+        second.push(None)

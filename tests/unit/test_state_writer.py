@@ -596,7 +596,7 @@ def test_columns_are_stored_as_a_job_stores_them() -> None:
 def test_fields_of_a_state_may_have_the_names_of_times() -> None:
     """As in a function that keeps windows of its own; nothing but what is stored tells them apart."""
     ddl = "key STRING, window_start TIMESTAMP, window_end TIMESTAMP, touched_at LONG, clicks LONG"
-    fields = ["clicks", "window_start", "window_end", "touched_at"]
+    fields = {name: name for name in ("clicks", "window_start", "window_end", "touched_at")}
     layout, columns = state_columns(parse_ddl(ddl), "totals", "session", ["string"], fields)
     assert layout.schema.names == ["hash", "key_0", *(f"value_{at}" for at in range(4)), "alive"]
     assert layout.value_names == ("window_start", "window_end", "touched_at", "clicks")

@@ -21,8 +21,8 @@ from flinkish_spark import (
     StateTtl,
     ValueStateDescriptor,
 )
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.testing import OperatorHarness
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
 

@@ -21,9 +21,9 @@ from flinkish_spark import (
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.group_state import BasePolicy
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.testing import OperatorHarness, vectorized_harness

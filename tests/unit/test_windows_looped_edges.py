@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark.functions import AggregateFunction
+from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import ElementFailed, Progress, TimerFailed
 from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.looped_windows import looped_windows
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.table_codec import StateValueError
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.state import ValueStateDescriptor
