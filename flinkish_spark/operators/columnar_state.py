@@ -119,8 +119,14 @@ class ColumnarState:
         return pa.concat_arrays(parts).take(pa.array(places, mask=places == _NOWHERE))
 
     def numbers(self, at: int = 0, absent: float = 0) -> Array:
-        """Return one column of numbers by the key's number, with `absent` where there is none."""
-        filled: Array = pc.fill_null(self.column(at), absent).to_numpy(zero_copy_only=False)
+        """Return one column of numbers by the key's number, with `absent` where there is none.
+
+        They are floats where `absent` is no whole number, such as NaN.
+        """
+        column = self.column(at)
+        if pa.types.is_integer(column.type) and not float(absent).is_integer():
+            column = column.cast(pa.float64(), safe=False)
+        filled: Array = pc.fill_null(column, absent).to_numpy(zero_copy_only=False)
         return filled
 
     def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:

@@ -396,3 +396,25 @@ def test_columns_may_come_in_any_form(kind, column, found) -> None:
     run = putting(kind, [column])
     run.push_all([(("ann", 1), None), (("ben", 1), None)])
     assert run.entries("kept") == found
+
+
+@pytest.mark.parametrize(
+    ("absent", "found"), [(0, [0, 7]), (-1, [-1, 7]), (0.5, [0.5, 7]), (np.nan, [np.nan, 7])]
+)
+def test_what_stands_for_an_absent_number_is_not_cut(absent, found) -> None:
+    seen = []
+
+    class Looks(VectorizedProcessFunction):
+        def open(self, context):
+            context.get_state(ValueStateDescriptor("kept", "LONG"))
+
+        def process_batch(self, batch, ctx):
+            assert ctx.index.keys[0].to_pylist() == ["ann", "ben"]
+            kept = ctx.state("kept")
+            kept.put([[7]], np.array([False, True]))
+            seen.append(kept.numbers(absent=absent))
+
+    run = VectorizedHarness(Looks(), ORDERS, ORDERS, "user", max_parallelism=1)
+    run.push_all([(("ann", 1), None), (("ben", 1), None)])
+    np.testing.assert_array_equal(seen[0], found)
+    assert seen[0].dtype == (np.int64 if float(absent).is_integer() else np.float64)
