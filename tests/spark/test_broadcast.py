@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import JobStatus, MemorySink, RestoreSettings
+from flinkish_spark import JobStatus, MemorySink, RestoreSettings, WatermarkStrategy
 from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
 from flinkish_spark.functions import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.list_state import OperatorListDescriptor
-from flinkish_spark.sources import Discovery, FileSource, JsonLines
+from flinkish_spark.sources import CollectionSource, Discovery, FileSource, JsonLines, RateLimit
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
+from flinkish_spark.windows import TumblingEventTimeWindows
 from tests.spark.test_two_inputs import feed
 from tests.support import await_that, environment, rows, running
 
@@ -182,3 +183,45 @@ def test_a_bounded_job_with_rules_ends(spark: Any, tmp_path: Path) -> None:
         assert client.wait(timeout_ms=300_000), f"the job did not end; {client.progress}"
         assert client.status is JobStatus.FINISHED
     assert sorted(tuple(row)[:2] for row in sink.rows()) == [("ann", 1), ("ben", 2)]
+
+
+class Passed(BroadcastProcessFunction):
+    def process_element(self, total: Any, ctx: Any) -> Any:
+        yield total.user, total.amount
+
+    def process_broadcast_element(self, rule: Any, ctx: Any) -> Any:
+        yield from ()
+
+
+class Kept(CheckpointedProcessFunction):
+    def process_element(self, total: Any, ctx: Any) -> Any:
+        yield total.user, total.amount
+
+
+@pytest.mark.parametrize("way", ["broadcast", "with state"])
+def test_windows_behind_functions_without_keys_behind_windows_lose_nothing(
+    spark: Any, tmp_path: Path, way: str
+) -> None:
+    env = environment(spark, tmp_path / "job")
+    timed = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
+    given = [(f"user-{n % 3}", 1, n * 200) for n in range(300)]
+    source = CollectionSource(given, f"{ORDERS}, at LONG").limited(RateLimit(records_per_batch=70))
+    orders = env.from_source(source, timed, uid="orders")
+    ones = orders.key_by("user").window(TumblingEventTimeWindows(1_000)).sum("amount", uid="ones")
+    if way == "broadcast":
+        rules = env.from_collection([("all", 3)], RULES, uid="rules").broadcast(FACTORS)
+        passed = ones.connect(rules).process(Passed(), output=ORDERS, uid="passed")
+    else:
+        passed = ones.process_with_state(Kept(), output=ORDERS, uid="passed")
+    sink = MemorySink(f"{tmp_path}/rows")
+    tens = passed.key_by("user").window(TumblingEventTimeWindows(10_000)).sum("amount", uid="tens")
+    tens.sink_to(sink, uid="out")
+    with running(env) as client:
+        assert client.wait(timeout_ms=300_000), f"the job did not end; {client.progress}"
+        assert client.progress.late_dropped == {}, client.progress
+    found = Counter()
+    for row in sink.rows():
+        found[row.user] += row.amount
+    # Whatever the watermark of the rules lets through on time, nothing may be late.
+    assert found == {f"user-{n}": 100 for n in range(3)}
+    assert len(sink.rows()) == 18
