@@ -6,6 +6,7 @@ as `nobody` if that is root. Its data goes when it is closed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -192,33 +193,38 @@ class LocalServer(ABC):
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
+        children: set[int] = set()
         if number is signal.SIGKILL:
-            self._signal_all(number)
+            children = self._signal_all(number)
         else:
             self.resume()  # a frozen server cannot hear anything
             self._process.send_signal(number)
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._signal_all(signal.SIGKILL)
+            children |= self._signal_all(signal.SIGKILL)
             self._process.wait()
+        # What is left of a server keeps the next one over its data from starting.
+        _await_end(children)
         self._process = None
         if self._watcher is not None:
             self._watcher.communicate(b"over\n")
             self._watcher = None
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """Signal the server and its children, which are in process groups of their own."""
+    def _signal_all(self, number: signal.Signals) -> set[int]:
+        """Signal the server and its children, which are in process groups of their own; return those."""
         if self._process is None or self._process.poll() is not None:
-            return
-        # The parent first: frozen or dead, it starts no further children.
+            return set()
         parent = self._process.pid
+        # Those of a dead parent are no longer called its.
+        children = set(_children(parent))
+        # The parent first: frozen or dead, it starts no further children.
         os.kill(parent, number)
-        for pid in _children(parent):
-            try:
+        children.update(_children(parent))
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        return children
 
     def _did_not_start(self, why: str) -> ServerDidNotStart:
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
@@ -228,16 +234,31 @@ class LocalServer(ABC):
 
 
 def _children(parent: int) -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = status.read_text()
-        except OSError:
-            continue
-        # The second field is the name in parentheses, which may hold anything; the parent is the fourth.
-        if int(text.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(status.parent.name))
-    return found
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if (stat := _state_and_parent(pid)) is not None and stat[1] == parent]
+
+
+def _await_end(pids: set[int]) -> None:
+    """Wait until processes that were killed have ended; whoever is to collect them may take its time."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while time.monotonic() < deadline and any(map(_is_running, pids)):
+        time.sleep(_POLL_S)
+
+
+def _is_running(pid: int) -> bool:
+    stat = _state_and_parent(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _state_and_parent(pid: int) -> tuple[str, int] | None:
+    """Return a process's state, as in `man proc`, and its parent; None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the name in parentheses, which may hold anything.
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
 
 
 def _is_open_to_others(program: Path) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -152,6 +155,29 @@ def test_refused_records_of_a_job_become_dead_letters(spark, tmp_path, postgres_
     assert job.covered() > 7
     job.check(without=[("0", 7)])
     assert postgres_database.query("SELECT record FROM letters") == [('{"user": "0", "total": 7}',)]
+
+
+def test_a_server_is_gone_with_its_children_when_it_is_killed(monkeypatch) -> None:
+    """The next one does not start over the data of processes that live."""
+    from flinkish_spark.testing import local_server
+    from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
+    from tests.conftest import BUILD
+
+    def slowly(parent, children=local_server._children):
+        # A dead server's children are nobody's that could be named.
+        time.sleep(0.1)
+        return children(parent)
+
+    monkeypatch.setattr(local_server, "_children", slowly)
+    with LocalPostgres(unpack_postgres(BUILD / "postgres")) as server:
+        open_ones = [server.connect() for _ in range(10)]
+        pids = [server.pid, *(one.info.backend_pid for one in open_ones)]
+        assert all(map(local_server._is_running, pids))
+        # Others see that their server is gone, and end by themselves.
+        os.kill(pids[-1], signal.SIGSTOP)
+        server.kill()
+        assert not any(map(local_server._is_running, pids))
+        server.start()
 
 
 def test_a_server_that_restarts_under_a_job(spark, tmp_path, postgres) -> None:
