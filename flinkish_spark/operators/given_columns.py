@@ -14,9 +14,9 @@ from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.table_codec import TableLayout
 from flinkish_spark.runtime.arrow_values import ValueMismatch, is_of_kind, strict_array
-from flinkish_spark.runtime.emitted_columns import first_refused
+from flinkish_spark.runtime.emitted_columns import first_of, first_refused, first_valid
 from flinkish_spark.runtime.python_values import to_values
-from flinkish_spark.runtime.repeated_keys import repeated_key
+from flinkish_spark.runtime.repeated_keys import first_repeated
 from flinkish_spark.runtime.silent_changes import exact_cast
 
 
@@ -64,11 +64,8 @@ class GivenColumns:
         # Of a time a DATE keeps the day, as where single values are put.
         is_day = pa.types.is_date(kind) and pa.types.is_timestamp(array.type)
         if not is_day and not is_of_kind(array.type, kind):
-            valid = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-            first = int(valid[0]) if len(valid) else None
-            shown = "" if first is None else f": {array[first].as_py()!r:.200}"
-            says = f"the column has the type {array.type}, declared is {kind}{shown}"
-            raise self._wrong(at, first, len(array), says)
+            says = f"the column has the type {array.type}, declared is {kind}{first_of(array)}"
+            raise self._wrong(at, first_valid(array), len(array), says)
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))
         try:
@@ -76,9 +73,9 @@ class GivenColumns:
         except pa.ArrowException as error:
             wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
             raise self._wrong(at, wrong, len(array), str(error)) from error
-        if (key := repeated_key(cast)) is not None:
-            wrong = next(at for at in range(len(cast)) if repeated_key(cast.slice(at, 1)) is not None)
-            raise self._wrong(at, wrong, len(cast), f"a map has the key {key[0]!r} twice")
+        if (found := first_repeated(cast)) is not None:
+            wrong, key = found
+            raise self._wrong(at, wrong, len(cast), f"a map has the key {key!r} twice")
         return cast
 
     def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:

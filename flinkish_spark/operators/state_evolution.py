@@ -84,17 +84,6 @@ def _names_of_program(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith(_OURS)]
 
 
-def is_wider(stored: pa.DataType, declared: pa.DataType) -> bool:
-    """Return whether every value of a stored type has its place in a declared one.
-
-    Examples
-    --------
-    >>> is_wider(pa.int32(), pa.int64()), is_wider(pa.int64(), pa.int32())
-    (True, False)
-    """
-    return misfit(stored, declared) is None
-
-
 @dataclass(frozen=True, slots=True)
 class Misfit:
     """The first place, from the outside, where a declared type does not hold what is stored.

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.runtime.kept_values import Changed, Check, check_of
-from flinkish_spark.runtime.repeated_keys import has_maps, repeated_key
+from flinkish_spark.runtime.repeated_keys import first_repeated
 from flinkish_spark.runtime.struct_values import Nested, nested_of
 
 
@@ -87,9 +87,9 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except _REFUSALS as error:
         wrong = next((v for v in plain if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
-    if has_maps(kind) and (key := repeated_key(array)) is not None:
-        at = next(at for at in range(len(array)) if repeated_key(array.slice(at, 1)) is not None)
-        raise ValueMismatch(column[at], kind, f"a map has the key {key[0]!r} twice there")
+    if (found := first_repeated(array)) is not None:
+        at, key = found
+        raise ValueMismatch(column[at], kind, f"a map has the key {key!r} twice there")
     return array
 
 

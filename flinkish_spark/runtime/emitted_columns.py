@@ -100,7 +100,7 @@ def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.
         return pa.array(micros.fill_null(0).to_numpy() // 1000, mask=is_null)
     if not pa.types.is_integer(column.type):
         says = f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP"
-        raise OutputError(says + _first_of(column), _first_valid(column))
+        raise OutputError(says + first_of(column), first_valid(column))
     return column.cast(pa.int64())
 
 
@@ -115,7 +115,7 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
         says = f"{wrong} has the type {column.type}, declared is {kind}"
-        raise OutputError(says + _first_of(column), _first_valid(column))
+        raise OutputError(says + first_of(column), first_valid(column))
     missing = first_missing(field, column)
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
@@ -127,12 +127,13 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
         raise OutputError(f"{wrong}{value}: {error}", at) from error
 
 
-def _first_valid(column: pa.Array) -> int | None:
+def first_valid(column: pa.Array) -> int | None:
     """Return the first row that is not null."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     return int(there[0]) if len(there) else None
 
 
-def _first_of(column: pa.Array) -> str:
-    at = _first_valid(column)
+def first_of(column: pa.Array) -> str:
+    """Return how the first value that is not null is shown behind an error; nothing if all are."""
+    at = first_valid(column)
     return "" if at is None else f": {column[at].as_py()!r:.200}"

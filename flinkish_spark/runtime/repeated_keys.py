@@ -19,6 +19,14 @@ def has_maps(kind: pa.DataType) -> bool:
     return bool(pa.types.is_map(kind)) or any(has_maps(kind.field(at).type) for at in range(kind.num_fields))
 
 
+def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
+    """Return the first row in which a map has a key twice, and that key; None if there is none."""
+    if repeated_key(array) is None:
+        return None
+    rows = ((at, repeated_key(array.slice(at, 1))) for at in range(len(array)))
+    return next((at, found[0]) for at, found in rows if found is not None)
+
+
 def repeated_key(array: pa.Array) -> tuple[Any] | None:
     """Return a key that a map has twice, at any depth of an array; None if there is none.
 

@@ -20,7 +20,7 @@ from flinkish_spark.operators.decoded_values import StateValueError
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.list_state import OperatorListDescriptor, OperatorLists
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
-from flinkish_spark.operators.state_evolution import StateMismatch, is_wider
+from flinkish_spark.operators.state_evolution import StateMismatch, misfit
 from flinkish_spark.testing.operator_harness import OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
@@ -45,13 +45,13 @@ class Writes(KeyedProcessFunction):
             self.state.update(value)
 
 
-def harness(descriptor, restore=None, dropped=()):
+def harness(descriptor, restore=None, dropped=(), policy=TINY):
     last = restore
     return OperatorHarness(
         Writes(descriptor, dropped),
         key=lambda value: "k",
         key_type="STRING",
-        policy=TINY,
+        policy=policy,
         restore=None if last is None else last.snapshot(),
         bases=None if last is None else last.bases,
     )
@@ -183,21 +183,11 @@ def test_a_state_that_was_given_up_is_not_there_again_out_of_a_base(again) -> No
     # All goes into a base, and what changes then stays beside it for long.
     policy = BasePolicy(smallest_bytes=0, delta_share=100)
 
-    def version(descriptor, restore=None, dropped=()):
-        return OperatorHarness(
-            Writes(descriptor, dropped),
-            key=lambda value: "k",
-            key_type="STRING",
-            policy=policy,
-            restore=None if restore is None else restore.snapshot(),
-            bases=None if restore is None else restore.bases,
-        )
-
-    first = version(V("old", "LONG"))
+    first = harness(V("old", "LONG"), policy=policy)
     first.push(7)
-    second = version(V("new", "LONG"), first, dropped=["old"])
+    second = harness(V("new", "LONG"), first, dropped=["old"], policy=policy)
     second.push(8)
-    third = version(V("old", again), second, dropped=["new"])
+    third = harness(V("old", again), second, dropped=["new"], policy=policy)
     third.push(None)
     assert third.take().rows == [(None,)]
 
@@ -226,7 +216,7 @@ def test_a_time_to_live_may_go() -> None:
     ],
 )
 def test_wider_is_what_loses_nothing(stored, declared, wider) -> None:
-    assert is_wider(stored, declared) is wider
+    assert (misfit(stored, declared) is None) is wider
 
 
 @pytest.mark.parametrize(
