@@ -23,7 +23,7 @@ from flinkish_spark.session import PRELOADING_CONF
 
 #: How long a driver may take to notice that its JVM is gone.
 _DRIVER_NOTICES_S = 30.0
-_WORKER_APPEARS_S = 10.0
+_APPEARS_S = 10.0
 #: Processor time is counted in hundredths of a second.
 _GLANCE_S = 0.03
 #: What forks Python workers: PySpark's own, which also serves data sources, or the one with imports done.
@@ -171,9 +171,12 @@ class JobProcess:
         return self._find_jvm() is not None
 
     def _jvm(self) -> psutil.Process:
-        found = self._find_jvm()
-        if found is None:
-            raise self.failed("has no JVM")
+        # The last checkpoint of a driver that was killed may be confirmed when the next one has none yet.
+        deadline = time.monotonic() + _APPEARS_S
+        while (found := self._find_jvm()) is None:
+            if time.monotonic() > deadline:
+                raise self.failed(f"had no JVM for {_APPEARS_S:g} s")
+            time.sleep(_GLANCE_S)
         return found
 
     def _find_jvm(self) -> psutil.Process | None:
@@ -188,7 +191,7 @@ class JobProcess:
 
         Spark replaces an idle worker without a word: killing that would prove nothing.
         """
-        deadline = time.monotonic() + _WORKER_APPEARS_S
+        deadline = time.monotonic() + _APPEARS_S
         workers: list[psutil.Process] = []
         while time.monotonic() < deadline:
             workers = self._workers()
@@ -199,7 +202,7 @@ class JobProcess:
                 return self._chance.choice(busy)
         if workers:
             return self._chance.choice(workers)
-        raise self.failed(f"had no Python worker for {_WORKER_APPEARS_S:g} s")
+        raise self.failed(f"had no Python worker for {_APPEARS_S:g} s")
 
     def _workers(self) -> list[psutil.Process]:
         """Return the Python processes below the JVM, but not the daemon that forks them."""

@@ -56,6 +56,13 @@ def is_dead(process: psutil.Process) -> bool:
     return True
 
 
+def test_a_driver_that_has_only_begun_is_waited_for(job: JobProcess) -> None:
+    for _ in range(3):
+        job.start()
+        job.kill(Victim.JVM)
+        assert not job.is_alive
+
+
 def test_the_drivers_death_leaves_orphans_until_they_are_reaped(job: JobProcess) -> None:
     job.start()
     tree = pids(job)
