@@ -85,11 +85,6 @@ def test_the_protocol_has_no_clock_no_chance_and_no_files() -> None:
     assert not guilty
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in FILES}
-    assert not {name: length for name, length in lengths.items() if length > 400}
-
-
 def test_reading_a_checkpoint_runs_no_code() -> None:
     """Pickle may be written (to see whether a function can travel), never read."""
     readers = {"pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load", "eval", "exec"}
