@@ -92,6 +92,13 @@ class FencedError(EnvironmentFault):
     """A newer owner has taken the job over; this process must stop."""
 
 
+class AnotherTimelineError(EnvironmentFault):
+    """Somebody else has committed under this job's name: its directory is an older copy, or runs twice.
+
+    Nothing was started, or nothing later is committed. What was committed stays as it is.
+    """
+
+
 class CommittableLostError(EnvironmentFault):
     """A decided committable can no longer be committed. Nothing later is decided.
 

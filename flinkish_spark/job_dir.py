@@ -19,6 +19,7 @@ from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replaying import RestagedEpoch
 from flinkish_spark.protocol.seeding import Seed
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
+from flinkish_spark.protocol.timeline import Stretch, Timeline
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import CreateResult, Store
 
@@ -28,6 +29,9 @@ JOB_KEY = "job.json"
 #: Folder of the rewinds that are not finished.
 REWINDING = "rewinding"
 REWIND_ORDER_KEY = "orders/rewind.json"
+TIMELINE_ORDER_KEY = "orders/timeline.json"
+#: Folders of what each takeover began, and of what a user has accepted.
+_TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
 
 class JobDir:
@@ -100,6 +104,35 @@ class JobDir:
     def create_owner(self, epoch: OwnerEpoch, body: Mapping[str, Any]) -> CreateResult:
         """Take an owner epoch; exactly one process can."""
         return self.store.create_if_absent(f"owners/{epoch}.json", seal("owner", body))
+
+    # -- timeline -------------------------------------------------------------------------------
+    def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
+        """Write down what an owner begins; called once, when no older owner can decide an id any more."""
+        return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
+
+    def timeline(self) -> Timeline:
+        """Return the past of this directory; without stretches before the first takeover."""
+        epochs = sorted(self._objects.numbers(_TIMELINE))
+        keys = [f"{_TIMELINE}/{epoch}.json" for epoch in epochs]
+        stretches = [self._objects.read(key, "stretch", Stretch.from_json) for key in keys]
+        return Timeline(tuple(stretches), CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0)))
+
+    def accept_marks(self, upto: CheckpointId, why: str) -> None:
+        """Take marks up to an id as they are from now on. May be repeated."""
+        self.store.create_if_absent(f"{_ACCEPTED}/{upto}.json", seal("accepted-marks", {"why": why}))
+
+    def order_timeline(self, ordered_at_ms: int) -> CreateResult:
+        """Order the next start to accept what sinks and sources hold; EXISTS if that waits already."""
+        order = seal("timeline-order", {"ordered_at_ms": ordered_at_ms})
+        return self.store.create_if_absent(TIMELINE_ORDER_KEY, order)
+
+    def timeline_is_ordered(self) -> bool:
+        """Whether a start is to accept what is there."""
+        return self._objects.optional(TIMELINE_ORDER_KEY, "timeline-order", dict) is not None
+
+    def close_timeline_order(self) -> None:
+        """Forget the order; it was carried out."""
+        self.store.delete(TIMELINE_ORDER_KEY)
 
     # -- staged micro-batches -------------------------------------------------------------------
     def write_staged(self, staged: StagedBatch) -> None:

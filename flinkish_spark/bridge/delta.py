@@ -171,7 +171,13 @@ class DeltaTables:
             raise translated(error) from error
 
     def commit(
-        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int, note: str
+        self,
+        path: str,
+        staged: Sequence[Mapping[str, Any]],
+        app_id: str,
+        version: int,
+        note: str,
+        check: Callable[[int], None],
     ) -> int | None:
         """Commit several staged sets as one table version.
 
@@ -179,6 +185,9 @@ class DeltaTables:
         ----------
         note
             For the table's history.
+        check
+            Called with the last version that `app_id` committed, -1 if none, within the transaction: a commit
+            of that id by somebody else in between is a conflict. What it raises passes.
 
         Returns
         -------
@@ -197,7 +206,9 @@ class DeltaTables:
         """
         try:
             transaction = self._log(path).startTransaction()
-            if self._seen(transaction, app_id) >= version:
+            seen = self._seen(transaction, app_id)
+            check(seen)
+            if seen >= version:
                 return None
             if transaction.readVersion() < 0:
                 self._make_table(transaction, staged)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from flinkish_spark.bridge.delta_files import TableFiles, files_of
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.bridge.delta_staged_rows import staged_files, stored_schema
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.delta_folders import folder_of_sink
 from flinkish_spark.sinks.delta_modes import (
     Append,
@@ -24,7 +26,7 @@ from flinkish_spark.sinks.delta_modes import (
     mode_from_json,
     stored_fields,
 )
-from flinkish_spark.sinks.delta_restore import checkpoint_note, marked_checkpoint
+from flinkish_spark.sinks.delta_restore import checkpoint_note, mark_in
 from flinkish_spark.sinks.delta_table import TableInfo, fit, why_stricter
 
 #: How far back a commit is looked for when only its version is wanted.
@@ -60,6 +62,8 @@ class DeltaCommits:
         self, native: DeltaTables | None, rows: DeltaRows, files: TableFiles, history: DeltaHistory
     ) -> None:
         self._native, self._rows, self._files, self._history = native, rows, files, history
+        #: By table, the checkpoint that this object has committed last: nobody else's.
+        self._own: dict[str, int] = {}
 
     @classmethod
     def of(cls, spark: SparkSession, *, native: DeltaTables | None) -> DeltaCommits:
@@ -76,12 +80,22 @@ class DeltaCommits:
             return self._native.committed_version(path, app_id)
         is_whole = False
         for row in self._history.commits(path):
-            found = marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id)
+            found = _mark_of(row, app_id)
             if found is not None:
-                return found
+                return int(found.checkpoint)
             is_whole = int(row["version"]) == 0
         # A history whose beginning was cleaned away may have had one.
         return -1 if is_whole or self._history.newest(path) < 0 else None
+
+    def newest_mark(self, path: str, app_id: str) -> Mark | None:
+        """Return which checkpoint `app_id` committed last; None if none, or if it cannot be known."""
+        version = self.committed_version(path, app_id)
+        return None if version is None or version < 0 else self._mark(path, app_id, version)
+
+    def _mark(self, path: str, app_id: str, version: int) -> Mark:
+        """Return the mark of a checkpoint; its token is known while the table's history has the commit."""
+        found = self._commit_of(path, app_id, version)
+        return (None if found is None else _mark_of(found, app_id)) or Mark(CheckpointId(version))
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
         """Return staged files that are no longer there, or not as they were written."""
@@ -96,9 +110,22 @@ class DeltaCommits:
         return {place: reason for place, reason in reasons.items() if reason}
 
     def commit(
-        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int
+        self,
+        path: str,
+        staged: Sequence[Mapping[str, Any]],
+        app_id: str,
+        mark: Mark,
+        require_ours: Callable[[Mark], None],
     ) -> CommitResult:
         """Commit several staged sets as one table version, unless `app_id` has committed it.
+
+        Parameters
+        ----------
+        mark
+            Of the checkpoint.
+        require_ours
+            Called with what `app_id` committed last, unless it was this object; what it raises passes, and
+            nothing is committed.
 
         Raises
         ------
@@ -107,11 +134,17 @@ class DeltaCommits:
         DeltaRefused
             The table changed so that it does not take the rows.
         """
-        note = checkpoint_note(app_id, version)
+        note, version = checkpoint_note(app_id, mark), int(mark.checkpoint)
+
+        def check(seen: int) -> None:
+            if seen >= 0 and seen != self._own.get(path):
+                require_ours(self._mark(path, app_id, seen))
+
         if self._native is not None and all(one.get("form") != "ROWS" for one in staged):
             try:
-                done = self._native.commit(path, staged, app_id, version, note)
+                done = self._native.commit(path, staged, app_id, version, note, check)
                 if done is not None:
+                    self._own[path] = version
                     return CommitResult(True, done)
                 return CommitResult(False, self.version_of(path, app_id, version))
             except NotAsFiles:
@@ -120,13 +153,19 @@ class DeltaCommits:
         why = "" if info is None else _why_other_partitions(info, staged)
         if why:
             raise DeltaRefused(why)
+        check(self.committed_version(path, app_id) or -1)
         # Delta does not say whether it skipped a write; whose note is in the history does.
         mine = f"{note} {secrets.token_hex(4)}"
         self._rows.commit(path, staged, app_id, version, mine, info)
         found = self._commit_of(path, app_id, version)
         if found is None:
             return CommitResult(False, None)
-        return CommitResult(found["userMetadata"] == mine, int(found["version"]))
+        is_new = found["userMetadata"] == mine
+        if is_new:
+            self._own[path] = version
+        else:
+            require_ours(self._mark(path, app_id, version))
+        return CommitResult(is_new, int(found["version"]))
 
     def version_of(self, path: str, app_id: str, version: int) -> int | None:
         """Return the table version of a checkpoint if it is a recent one."""
@@ -135,7 +174,8 @@ class DeltaCommits:
 
     def _commit_of(self, path: str, app_id: str, version: int) -> Mapping[str, Any] | None:
         for row in self._recent(path):
-            if marked_checkpoint(_parameters(row), str(row["userMetadata"] or ""), app_id) == version:
+            found = _mark_of(row, app_id)
+            if found is not None and int(found.checkpoint) == version:
                 return row
         return None
 
@@ -181,6 +221,10 @@ def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]])
     if all(list(table.partition_by) == list(_partitions(one)) for one in staged):
         return ""
     return "the table's partitioning changed since the rows were staged"
+
+
+def _mark_of(row: Mapping[str, Any], app_id: str) -> Mark | None:
+    return mark_in(_parameters(row), str(row["userMetadata"] or ""), app_id)
 
 
 def _parameters(row: Mapping[str, Any]) -> dict[str, str]:

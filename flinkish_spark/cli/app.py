@@ -14,6 +14,7 @@ from flinkish_spark.cli.exits import ExitStatus, complain, one_line
 from flinkish_spark.cli.jobs import cancel
 from flinkish_spark.cli.rewind import rewind
 from flinkish_spark.cli.savepoints import savepoint
+from flinkish_spark.cli.timeline import timeline
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.version import __version__
@@ -64,5 +65,5 @@ def app() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, rewind, cancel, transactions, audit):
+for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, audit):
     app.add_command(_command)

@@ -186,11 +186,18 @@ class KafkaAdmin:
 
     def committed_offsets(self, group: str) -> dict[Place, int]:
         """Return the group's offsets; empty for a group that Kafka does not know."""
+        return {place: offset for place, (offset, _) in self._committed(group).items()}
+
+    def committed_notes(self, group: str) -> dict[Place, str]:
+        """Return what stands beside the group's offsets; empty for a group that Kafka does not know."""
+        return {place: note for place, (_, note) in self._committed(group).items()}
+
+    def _committed(self, group: str) -> dict[Place, tuple[int, str]]:
         found = self._wire.call(
             f"read the offsets of group {group}", lambda admin: admin.list_group_offsets({group: None})
         )
         return {
-            (place.topic, place.partition): int(entry.offset)
+            (place.topic, place.partition): (int(entry.offset), str(entry.metadata or ""))
             for place, entry in found[group].items()
             if entry.offset >= 0
         }
@@ -200,11 +207,17 @@ class KafkaAdmin:
         group: str,
         offsets: Mapping[Place, int],
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
+        note: str = "",
     ) -> GroupCommit:
         """Store `offsets` for a group that nobody else is a member of.
 
         Under FORWARD_ONLY a partition that is already at or beyond its new offset stays as it
         is. Reading and writing are two requests: only the owner of the job may call this.
+
+        Parameters
+        ----------
+        note
+            Stands beside each offset that is stored.
 
         Raises
         ------
@@ -225,7 +238,7 @@ class KafkaAdmin:
         if not changed:
             return GroupCommit.UNCHANGED
         entries = {
-            TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in changed.items()
+            TopicPartition(*place): OffsetAndMetadata(offset, note, -1) for place, offset in changed.items()
         }
 
         def alter(admin: Any) -> GroupCommit:

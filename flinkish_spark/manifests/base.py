@@ -9,12 +9,14 @@ so writing must be idempotent.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.manifest import ManifestRecord
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 from flinkish_spark.store import Store
 
 if TYPE_CHECKING:
@@ -29,12 +31,15 @@ class ManifestContext:
     ----------
     store
         Rooted at the job directory; a manifest keeps what it needs to be idempotent below ``manifest/``.
+    timeline
+        Of the job directory: which records are its own.
     """
 
     job: JobUuid
     owner_epoch: OwnerEpoch
     job_name: str
     store: Store
+    timeline: Timeline = NO_TIMELINE
 
 
 class ManifestWriter(ABC):
@@ -51,6 +56,10 @@ class ManifestWriter(ABC):
         CommitAnswer
             COMMITTED, ALREADY_COMMITTED, RETRY to be called again, or FENCED.
         """
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Return which checkpoint the newest record of this job is about; as of a sink's committer."""
+        return ()
 
     def close(self) -> None:
         """Release connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -12,8 +13,12 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.delta import DeltaConflict, DeltaRefused, DeltaTables
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.manifests.base import Manifest, ManifestContext, ManifestWriter
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.manifest import ManifestRecord
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.sinks.base import another_timeline
+from flinkish_spark.sinks.delta_restore import checkpoint_note, mark_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +30,8 @@ SCHEMA = (
     "first_batch BIGINT, last_batch BIGINT, decided_at TIMESTAMP, purpose STRING, "
     f"sinks MAP<STRING, {_SHARE}>, offsets MAP<STRING, MAP<INT, BIGINT>>"
 )
+#: How many commits of the table are looked at for the token of the job's newest one.
+_RECENT = 20
 _COUNTERS = ("checkpoint", "lineage", "log_began_in", "first_batch", "last_batch")
 
 
@@ -81,19 +88,40 @@ class _DeltaManifestWriter(ManifestWriter):
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
         """Append the row under the checkpoint's id, unless the table has it."""
-        version = int(record.checkpoint)
+        version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
         if self._tables.committed_version(self._path, self._app_id) >= version:
+            self._check(record.checkpoint)
             return CommitAnswer(Outcome.ALREADY_COMMITTED)
         row = self._row(record)
         staged = self._tables.stage(row, self._path, (), {}, lambda table: row)
         try:
             if staged is None:
                 return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now")
-            note = f"checkpoint {version} of {self._context.job_name}"
-            done = self._tables.commit(self._path, [staged], self._app_id, version, note)
+            note = checkpoint_note(self._app_id, mark)
+            done = self._tables.commit(
+                self._path, [staged], self._app_id, version, note, lambda seen: self._check(record.checkpoint)
+            )
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
         return CommitAnswer(Outcome.ALREADY_COMMITTED if done is None else Outcome.COMMITTED)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the table."""
+        version = self._tables.committed_version(self._path, self._app_id)
+        if version < 0:
+            return ()
+        for row in self._tables.recent(self._path, _RECENT):
+            parameters = {str(k): str(v) for k, v in (row["operationParameters"] or {}).items()}
+            mark = mark_in(parameters, str(row["userMetadata"] or ""), self._app_id)
+            if mark is not None:
+                return (mark,)
+        return (Mark(CheckpointId(version)),)
+
+    def _check(self, checkpoint: CheckpointId) -> None:
+        for mark in self.newest_marks():
+            why = self._context.timeline.why_not_ours(mark, checkpoint)
+            if why:
+                raise another_timeline("the manifest", mark, checkpoint, why)
 
     def _row(self, record: ManifestRecord) -> DataFrame:
         context, stored = self._context, record.to_json()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,7 +24,9 @@ from flinkish_spark.kafka import (
     KafkaConnection,
     TransactionClient,
 )
+from flinkish_spark.kafka._wire import KafkaWire
 from flinkish_spark.kafka.admin import unknown_topic
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.kafka.staging import StagedTransaction
 from flinkish_spark.kafka.staging_settings import StagingSettings
 from flinkish_spark.manifests.base import Manifest, ManifestContext, ManifestWriter
@@ -32,7 +34,9 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.manifest import ManifestRecord
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sealed_objects import SealedObjects
+from flinkish_spark.sinks.base import another_timeline
 from flinkish_spark.store import CreateResult
 
 if TYPE_CHECKING:
@@ -98,7 +102,14 @@ class _KafkaManifestWriter(ManifestWriter):
     def __init__(self, manifest: KafkaManifest, context: ManifestContext) -> None:
         self._manifest, self._context = manifest, context
         self._objects = SealedObjects(context.store, "the job directory")
-        self._client = TransactionClient(manifest.connection)
+        wire = KafkaWire(manifest.connection)
+        self._client = TransactionClient.over(wire)
+        self._marks = KafkaMarks(KafkaAdmin.over(wire), context.job, ".manifest", manifest.topic)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the brokers."""
+        mark = self._marks.newest()
+        return () if mark is None else (mark,)
 
     def write(self, record: ManifestRecord) -> CommitAnswer:
         """Commit the record that is staged for the checkpoint, or stage it."""
@@ -110,6 +121,13 @@ class _KafkaManifestWriter(ManifestWriter):
             return CommitAnswer(Outcome.RETRY, str(fault))
 
     def _write(self, record: ManifestRecord) -> CommitAnswer:
+        found, ours = self._marks.newest(), self._context.timeline.mark_of(record.checkpoint)
+        why = "" if found is None else self._context.timeline.why_not_ours(found, record.checkpoint)
+        if found is not None and why:
+            raise another_timeline("the manifest", found, record.checkpoint, why)
+        if found != ours:
+            # This order matters: a directory of before must not write a record that readers have seen.
+            self._marks.leave(ours)
         numbers = self._objects.numbers(self._folder(record.checkpoint))
         if numbers:
             answer = self._client.commit(self._staged(record.checkpoint, max(numbers)))

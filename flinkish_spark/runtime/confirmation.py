@@ -198,6 +198,8 @@ class Confirmation:
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)
+        job, mark = self._job_dir.known_uuid(), self._ownership.timeline.mark_of(decision.checkpoint)
+        note = "" if job is None else mark.to_text(job)
         self._ownership.check()
         self._observer.before(Step.GROUP_OFFSETS, str(decision.checkpoint))
         committed: dict[str, Mapping[str, Mapping[str, int]]] = {}
@@ -205,7 +207,7 @@ class Confirmation:
         def commit() -> tuple[list[CommitAnswer], bool]:
             try:
                 for node in self._sources:
-                    committed.update(node.source.commit_offsets(position))
+                    committed.update(node.source.commit_offsets(position, note))
             except EnvironmentFault as fault:
                 if not fault.restartable:
                     raise

@@ -1,12 +1,13 @@
 """One owner per job directory (DESIGN 6).
 
-Taking over has four steps, and this order is the fence:
+Taking over has five steps, and this order is the fence:
 
 1. the lock: refused while the process that holds it lives, whatever it is doing;
 2. the owner epoch, by create-if-absent: of two newcomers one wins;
 3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
    it never can;
-4. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
+4. the stretch of the timeline that this owner decides begins above all of these ids;
+5. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
    writes into a folder that is no longer there (`spark_log.fence_spark_folder`).
 
 Only after that does the new owner read facts or abort anything.
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,6 +29,7 @@ from flinkish_spark.errors import FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
 from flinkish_spark.store import CreateResult
 
 
@@ -77,10 +81,17 @@ class JobLock:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Proof of having taken the job over; re-checked before every effect on the outside."""
+    """Proof of having taken the job over; re-checked before every effect on the outside.
+
+    Parameters
+    ----------
+    timeline
+        The past of the directory, up to and with what this owner decides.
+    """
 
     job_dir: JobDir
     epoch: OwnerEpoch
+    timeline: Timeline = NO_TIMELINE
 
     def check(self) -> None:
         """Raise FencedError if a newer owner exists."""
@@ -95,10 +106,20 @@ class Ownership:
             )
 
 
-def take_over(job_dir: JobDir, clock: Clock) -> Ownership:
-    """Raise the owner epoch and seal the ids that a zombie may be about to decide.
+def new_token() -> str:
+    """Return a token that no other takeover has, of this directory or of a copy of it."""
+    return secrets.token_hex(8)
+
+
+def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_token) -> Ownership:
+    """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch.
 
     The caller holds the :class:`JobLock`.
+
+    Parameters
+    ----------
+    token
+        Makes the stretch's.
 
     Raises
     ------
@@ -117,9 +138,12 @@ def take_over(job_dir: JobDir, clock: Clock) -> Ownership:
             f"another process became owner {epoch} of this job directory at the same moment",
             what_to_do="start only one driver per job directory",
         )
-    ownership = Ownership(job_dir, epoch)
-    seal_open_ids(ownership, clock)
-    return ownership
+    seal_open_ids(Ownership(job_dir, epoch), clock)
+    # This order matters: behind the seal nobody else decides an id any more, so that every id that is decided
+    # later is this owner's, and has its token.
+    first = max(job_dir.decided_ids(), default=CheckpointId(0)).next()
+    job_dir.begin_stretch(epoch, Stretch(first, token()))
+    return Ownership(job_dir, epoch, job_dir.timeline())
 
 
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:

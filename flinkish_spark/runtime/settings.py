@@ -17,6 +17,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.late_records import late_of
 from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks
@@ -88,15 +89,25 @@ class JobProgress:
 
 
 def sink_context(
-    uid: str, schema: T.StructType, job: JobUuid, epoch: OwnerEpoch, settings: JobSettings
+    uid: str,
+    schema: T.StructType,
+    job: JobUuid,
+    epoch: OwnerEpoch,
+    settings: JobSettings,
+    timeline: Timeline = NO_TIMELINE,
 ) -> SinkContext:
     """Return who a sink of this `execute` works for."""
     folder = settings.root / "sinks" / uid
-    return SinkContext(job, epoch, uid, schema, settings.checkpoint, settings.name, folder, settings.clock)
+    checkpoint, name, clock = settings.checkpoint, settings.name, settings.clock
+    return SinkContext(job, epoch, uid, schema, checkpoint, name, folder, clock, timeline)
 
 
 def manifest_context(
-    job: JobUuid, epoch: OwnerEpoch, settings: JobSettings, job_dir: JobDir
+    job: JobUuid,
+    epoch: OwnerEpoch,
+    settings: JobSettings,
+    job_dir: JobDir,
+    timeline: Timeline = NO_TIMELINE,
 ) -> ManifestContext:
     """Return who a manifest of this `execute` works for."""
-    return ManifestContext(job, epoch, settings.name, job_dir.store)
+    return ManifestContext(job, epoch, settings.name, job_dir.store, timeline)

@@ -16,7 +16,7 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.runtime.control_source import ControlFile, ControlSource
@@ -106,7 +106,7 @@ class SparkEngine:
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers in the order in which sinks commit: as declared."""
-        contexts = _contexts(self._planned, job, ownership.epoch, self._settings)
+        contexts = _contexts(self._planned, job, ownership, self._settings)
         return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
@@ -114,9 +114,10 @@ class SparkEngine:
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
-        return wanted.create_writer(
-            self._spark, manifest_context(job, ownership.epoch, self._settings, self._job_dir)
+        context = manifest_context(
+            job, ownership.epoch, self._settings, self._job_dir, ownership.timeline
         )
+        return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""
@@ -189,7 +190,7 @@ class SparkPlan:
 
     def staging(self, context: StagingContext) -> Staging:
         """Return what stages this plan's micro-batches."""
-        contexts = _contexts(self._planned, context.job, context.ownership.epoch, self._settings)
+        contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
         staging = SinkStaging(sinks, writers, context)
@@ -269,6 +270,7 @@ class SparkQuery:
 
 
 def _contexts(
-    planned: PlannedJob, job: JobUuid, epoch: OwnerEpoch, settings: JobSettings
+    planned: PlannedJob, job: JobUuid, ownership: Ownership, settings: JobSettings
 ) -> dict[str, SinkContext]:
-    return {s.uid: sink_context(s.uid, s.schema, job, epoch, settings) for s in planned.sinks}
+    epoch, timeline = ownership.epoch, ownership.timeline
+    return {s.uid: sink_context(s.uid, s.schema, job, epoch, settings, timeline) for s in planned.sinks}

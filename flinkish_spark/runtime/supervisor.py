@@ -46,6 +46,7 @@ from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
 from flinkish_spark.runtime.time_keeper import TimeKeeper
+from flinkish_spark.runtime.timelines import settle_timeline
 from flinkish_spark.runtime.tracking import CheckpointTracker
 
 LOG = logging.getLogger(__name__)
@@ -142,6 +143,13 @@ class Supervisor:
         keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
         self._tracker = tracker
+        try:
+            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
+            if settle_timeline(owned, self._engine.sources, settings.clock, self.control.must_give_up):
+                return _Turn.TAKE_OVER_AGAIN
+        except BaseException:
+            owned.close()
+            raise
         self._outside.start(settings.threads, ownership.epoch)
         try:
             while True:

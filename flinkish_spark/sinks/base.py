@@ -36,10 +36,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.clock import Clock
+from flinkish_spark.errors import AnotherTimelineError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,6 +71,8 @@ class SinkContext:
         sink writes or deletes there. Tasks can write there where executors see the job directory.
     clock
         The one to ask what time it is.
+    timeline
+        Of the job directory: which marks outside are its own.
     """
 
     job: JobUuid
@@ -79,6 +83,44 @@ class SinkContext:
     job_name: str
     folder: Path
     clock: Clock
+    timeline: Timeline = NO_TIMELINE
+
+    def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
+        """Raise AnotherTimelineError if a mark was not left by this job directory's own past.
+
+        Parameters
+        ----------
+        upto
+            The newest id that may be visible by now; at a commit the one that is committed.
+        """
+        why = self.timeline.why_not_ours(mark, upto)
+        if why:
+            raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
+
+
+def another_timeline(who: str, mark: Mark, newest: CheckpointId, why: str) -> AnotherTimelineError:
+    """Return the error that says who holds what, and what can be done.
+
+    Parameters
+    ----------
+    who
+        Sink, source or manifest, as people call it.
+    mark
+        What it holds.
+    newest
+        Of the job directory.
+    """
+    return AnotherTimelineError(
+        f"{who} holds checkpoint {mark.checkpoint}, which this job directory has not committed; its newest "
+        f"is {newest}",
+        why=f"{why}: the directory is an older copy of itself, or a copy of it runs elsewhere",
+        what_to_do="put the newest job directory back, or stop the other job and use its directory. To go on "
+        "from this directory all the same, run `flinkish timeline accept JOB_DIR` and start the job: sinks "
+        f"keep what they have, and what was read behind checkpoint {newest} is read and written again",
+        participant=who,
+        found=mark.checkpoint,
+        newest=newest,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +300,20 @@ class Committer(ABC):
             become impossible.
         """
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Return what the sink's system says about the last checkpoint that was committed to it by this job.
+
+        Asked once behind every takeover, before anything is committed, aborted or started. Empty if nothing
+        was committed, or the system keeps no such record: then a directory that is an older copy is not
+        noticed by this sink.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; with ``restartable`` set it is asked again.
+        """
+        return ()
 
     def task_of(self, committable: Committable) -> int | None:
         """Return the Spark partition whose rows, and no others, a committable holds; None if it is not one.

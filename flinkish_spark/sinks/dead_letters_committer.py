@@ -20,6 +20,7 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
 from flinkish_spark.store import LocalStore
@@ -216,6 +217,10 @@ class DeadLetterCommitter(Committer):
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
         """Take back in both."""
         return _both(lambda c: c.supersede(target, lineage), self._dead, self._main)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask both."""
+        return (*self._main.newest_marks(), *self._dead.newest_marks())
 
     def task_of(self, committable: Committable) -> int | None:
         """Return the Spark partition; for dead letters a number below zero, so that the two differ.

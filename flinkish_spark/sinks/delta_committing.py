@@ -11,6 +11,7 @@ from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.base import Committer, ShownOrder, SinkContext
 from flinkish_spark.sinks.delta_folders import StagedFolder
 from flinkish_spark.sinks.delta_modes import mode_from_json
@@ -53,16 +54,29 @@ class DeltaCommitter(Committer):
             return ()
         path = str(committables[0].payload["path"])
         staged: list[Mapping[str, Any]] = [c.payload for c in committables]
-        answer = self._commit(path, staged, int(checkpoint))
+        answer = self._commit(path, staged, checkpoint)
         return tuple(answer for _ in committables)
 
-    def _commit(self, path: str, staged: list[Mapping[str, Any]], version: int) -> CommitAnswer:
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the table."""
+        mark = self._commits.newest_mark(self._sink.path, self._app_id)
+        return () if mark is None else (mark,)
+
+    def _require_ours(self, checkpoint: CheckpointId) -> Callable[[Mark], None]:
+        return lambda mark: self._context.require_ours(mark, checkpoint)
+
+    def _commit(
+        self, path: str, staged: list[Mapping[str, Any]], checkpoint: CheckpointId
+    ) -> CommitAnswer:
+        version, timeline = int(checkpoint), self._context.timeline
         missing = [m for s in staged for m in self._commits.missing_files(s)]
         if missing:
             why = f"{len(missing)} staged files are gone from {path} or damaged, first {missing[0]}"
             return self._lost_unless_committed(path, staged, version, why)
         try:
-            done = self._commits.commit(path, staged, self._app_id, version)
+            done = self._commits.commit(
+                path, staged, self._app_id, timeline.mark_of(checkpoint), self._require_ours(checkpoint)
+            )
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
         except DeltaRefused as error:
@@ -84,6 +98,9 @@ class DeltaCommitter(Committer):
         """
         seen = self._commits.committed_version(path, self._app_id)
         if seen is not None and seen >= version:
+            mark = self._commits.newest_mark(path, self._app_id)
+            if mark is not None:
+                self._context.require_ours(mark, CheckpointId(version))
             known = self._commits.version_of(path, self._app_id, version)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
         return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.timeline import Mark, token_in
 
 #: Begins the note of a commit that holds a checkpoint.
 _NOTE = "flinkish-commit "
@@ -27,21 +28,23 @@ def note_of(job: JobUuid, lineage: Lineage) -> str:
     return f"flinkish-rewind {job} {lineage}"
 
 
-def checkpoint_note(app: str, checkpoint: int) -> str:
+def checkpoint_note(app: str, mark: Mark) -> str:
     """Return the note of the commit that holds a checkpoint of a sink; `app` is its :func:`app_id`."""
-    return f"{_NOTE}{app} {checkpoint}"
+    return " ".join([f"{_NOTE}{app}", str(mark.checkpoint), *([mark.token] if mark.token else [])])
 
 
-def marked_checkpoint(parameters: Mapping[str, str], note: str, app: str) -> int | None:
-    """Return the checkpoint of a sink that a commit holds; None if it is none of that sink's."""
+def mark_in(parameters: Mapping[str, str], note: str, app: str) -> Mark | None:
+    """Return which checkpoint of a sink a commit holds; None if it is none of that sink's."""
     found = _marked(parameters, note)
-    return found[1] if found is not None and found[0] == app else None
+    if found is None or found[0] != app:
+        return None
+    return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
 
 
 def _marked(parameters: Mapping[str, str], note: str) -> tuple[str, int] | None:
     """Return sink and checkpoint from the note, or from the parameters of a streaming update."""
     if note.startswith(_NOTE):
-        # Behind the checkpoint may be a word that tells attempts apart.
+        # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
         app, epoch, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
     else:
         app, epoch = parameters.get("queryId", ""), parameters.get("epochId", "")

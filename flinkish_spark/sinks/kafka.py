@@ -19,9 +19,11 @@ from flinkish_spark.config import require_positive
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.formats import Avro, BadRecordPolicy, DeadLetter, Json, OnBadRecord, Raw
-from flinkish_spark.kafka import KafkaConnection, TransactionClient
+from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.kafka._wire import KafkaWire
 from flinkish_spark.kafka.barrier_records import BarrierRecords
 from flinkish_spark.kafka.delivery import DeliveryGuarantee, RecordHeaders
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.sinks.kafka_committer import KafkaCommitter
 from flinkish_spark.sinks.kafka_preflight import check_producer, preflight
@@ -222,7 +224,11 @@ class KafkaSink(Sink):
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; without transactions it ends those that an earlier start left."""
-        committer = KafkaCommitter(TransactionClient(self.connection), context)
+        wire = KafkaWire(self.connection)
+        marks = None
+        if self.topics and self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
+            marks = KafkaMarks(KafkaAdmin.over(wire), context.job, context.uid, min(self.topics))
+        committer = KafkaCommitter(TransactionClient.over(wire), context, marks)
         committer.staged_lifetime_ms = self.transaction_timeout_ms
         return committer
 

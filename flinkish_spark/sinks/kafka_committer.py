@@ -24,10 +24,12 @@ from itertools import groupby
 
 from flinkish_spark.errors import BrokerUnavailableError
 from flinkish_spark.kafka import KafkaCommittable, TransactionClient
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.kafka.transactions import Liveness
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.base import Committer, SinkContext
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged, bound, committed, staged_in
 
@@ -41,10 +43,14 @@ class KafkaCommitter(Committer):
     ----------
     client
         Asks the coordinators; closed with the committer.
+    marks
+        Says at the brokers which checkpoint was committed; None for nothing.
     """
 
-    def __init__(self, client: TransactionClient, context: SinkContext) -> None:
-        self._client, self._context = client, context
+    def __init__(
+        self, client: TransactionClient, context: SinkContext, marks: KafkaMarks | None = None
+    ) -> None:
+        self._client, self._context, self._marks = client, context, marks
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit whole micro-batches in the given order, stopping at what is not done.
@@ -53,6 +59,8 @@ class KafkaCommitter(Committer):
         """
         micro_batches = list(_micro_batches(staged_in(committables)))
         try:
+            if micro_batches:
+                self._mark(checkpoint)
             alive = self._looked_at(micro_batches)
         except BrokerUnavailableError as unanswered:
             return [CommitAnswer(Outcome.RETRY, str(unanswered))]
@@ -62,6 +70,25 @@ class KafkaCommitter(Committer):
             if not answers[-1].outcome.is_done:
                 break
         return answers
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the brokers."""
+        mark = None if self._marks is None else self._marks.newest()
+        return () if mark is None else (mark,)
+
+    def _mark(self, checkpoint: CheckpointId) -> None:
+        """Leave the mark of a checkpoint; raise AnotherTimelineError if that of another timeline is there.
+
+        This order matters: before the first transaction ends, since readers may see its records from then on,
+        and a directory of before must not write them again.
+        """
+        if self._marks is None:
+            return
+        found, ours = self._marks.newest(), self._context.timeline.mark_of(checkpoint)
+        if found is not None:
+            self._context.require_ours(found, checkpoint)
+        if found != ours:
+            self._marks.leave(ours)
 
     def _looked_at(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
         """Ask about every micro-batch that could be committed halfway: one request to a coordinator."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import GraphError
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.scans import Position
+from flinkish_spark.protocol.timeline import Mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -235,11 +237,18 @@ class Source(ABC):
         """
         return None
 
-    def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the source that everything before `position` is committed in every sink.
 
         Called once per checkpoint after the last sink answered and before the receipt, so again
         after a crash between the two; must be idempotent.
+
+        Parameters
+        ----------
+        note
+            The job's mark: kept beside the offsets where the system can, see :meth:`newest_marks`.
 
         Returns
         -------
@@ -252,6 +261,18 @@ class Source(ABC):
             With ``restartable`` set when the call should be repeated.
         """
         return {}
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Return the newest mark of `job` that :meth:`commit_offsets` left; empty if the system keeps none.
+
+        Called behind every takeover, before anything starts.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """
+        return ()
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set what :meth:`commit_offsets` stored back to `position`, also downwards.

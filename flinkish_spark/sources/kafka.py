@@ -22,8 +22,11 @@ from flinkish_spark.formats import Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
 from flinkish_spark.kafka.channels import check_told_apart
+from flinkish_spark.kafka.marks import newest_of
 from flinkish_spark.kafka.positions import TopicPattern
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.sources import kafka_upstream
 from flinkish_spark.sources.base import SideOutput, SourceStart
@@ -354,19 +357,27 @@ class KafkaSource(EndsAtOffsets):
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
     # -- after the sinks ------------------------------------------------------------------------
-    def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Commit the group's offsets, forward only."""
-        return self._store_offsets(position, OffsetDirection.FORWARD_ONLY)
+        return self._store_offsets(position, OffsetDirection.FORWARD_ONLY, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the group."""
+        notes = self._admin.committed_notes(self.group_id).values() if self.group_id else ()
+        mark = newest_of(notes, job)
+        return () if mark is None else (mark,)
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""
         self._store_offsets(position, OffsetDirection.REWIND)
 
     def _store_offsets(
-        self, position: LoggedOffsets, direction: OffsetDirection
+        self, position: LoggedOffsets, direction: OffsetDirection, note: str = ""
     ) -> dict[str, Mapping[str, Mapping[str, int]]]:
         offsets = self.before_end(self.offsets_in(position))
-        return store_offsets(self._admin, self.group_id, offsets, direction)
+        return store_offsets(self._admin, self.group_id, offsets, direction, note)
 
 
 __all__ = [

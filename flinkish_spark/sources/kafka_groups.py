@@ -17,7 +17,11 @@ class GroupIsActive(EnvironmentFault):
 
 
 def store_offsets(
-    admin: KafkaAdmin, group: str, offsets: Mapping[str, Mapping[int, int]], direction: OffsetDirection
+    admin: KafkaAdmin,
+    group: str,
+    offsets: Mapping[str, Mapping[int, int]],
+    direction: OffsetDirection,
+    note: str = "",
 ) -> dict[str, Mapping[str, Mapping[str, int]]]:
     """Set a group's offsets; return them as a receipt has them. May be repeated.
 
@@ -27,6 +31,8 @@ def store_offsets(
         Empty: nothing is set.
     offsets
         By topic and partition. Those of topics that are gone are left as they are.
+    note
+        Stands beside them.
 
     Raises
     ------
@@ -37,7 +43,7 @@ def store_offsets(
         return {}
     flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
     try:
-        answer = admin.commit_offsets(group, flat, direction)
+        answer = admin.commit_offsets(group, flat, direction, note)
     except InputLostError:
         answer = GroupCommit.UNCHANGED
     check_committed(answer, group)

@@ -297,7 +297,9 @@ class SplitSource(Source):
                 uid=uid,
             )
 
-    def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the user's source; it is no consumer group, so the receipt names nothing."""
         is_told, may_delete = self._overrides("committed"), self._overrides("released")
         offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}

@@ -293,7 +293,7 @@ class Group:
     def __init__(self, *answers: Exception) -> None:
         self.answers, self.calls = list(answers), 0
 
-    def commit_offsets(self, position: object) -> dict[str, dict[str, dict[str, int]]]:
+    def commit_offsets(self, position: object, note: str = "") -> dict[str, dict[str, dict[str, int]]]:
         self.calls += 1
         if self.answers:
             raise self.answers.pop(0)

@@ -3,6 +3,7 @@
 import pytest
 
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.delta_restore import (
     DeleteRows,
     NoRestore,
@@ -23,7 +24,7 @@ def ours(checkpoint, uid="table", job=JOB):
 
 
 def merged(checkpoint, uid="table", job=JOB):
-    return ("MERGE", {"predicate": "x"}, checkpoint_note(app_id(job, uid), checkpoint) + " 00c0ffee")
+    return ("MERGE", {"predicate": "x"}, checkpoint_note(app_id(job, uid), Mark(CheckpointId(checkpoint), "0123456789abcdef")) + " 00c0ffee")
 
 
 def others(operation):

@@ -18,10 +18,11 @@ from flinkish_spark import (
     Upsert,
 )
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
 from flinkish_spark.sinks.delta_modes import Append, mode_from_json, mode_to_json, stored_fields
-from flinkish_spark.sinks.delta_restore import app_id, checkpoint_note, marked_checkpoint
+from flinkish_spark.sinks.delta_restore import app_id, checkpoint_note, mark_in
 from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention, duration_ms
 from flinkish_spark.sinks.delta_table import TableInfo, fit, is_wider, why_not_as_files, why_stricter
 from tests.sinks import sink_context_of
@@ -216,11 +217,14 @@ def test_names_of_folders_of_staged_rows():
 
 def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():
     ours, other = app_id(JOB, "table"), app_id(JOB, "table-2")
-    note = checkpoint_note(ours, 7)
-    assert marked_checkpoint({}, note, ours) == marked_checkpoint({}, f"{note} 00c0ffee", ours) == 7
-    assert marked_checkpoint({}, note, other) is None
-    assert marked_checkpoint({"queryId": ours, "epochId": "8"}, "", ours) == 8
-    assert marked_checkpoint({"queryId": ours}, "a user's note", ours) is None
+    mark = Mark(CheckpointId(7), "0123456789abcdef")
+    note = checkpoint_note(ours, mark)
+    assert mark_in({}, note, ours) == mark_in({}, f"{note} 00c0ffee", ours) == mark
+    assert mark_in({}, note, other) is None
+    # Of before there were timelines.
+    assert mark_in({}, f"flinkish-commit {ours} 7 00c0ffee", ours) == Mark(CheckpointId(7))
+    assert mark_in({"queryId": ours, "epochId": "8"}, "", ours) == Mark(CheckpointId(8))
+    assert mark_in({"queryId": ours}, "a user's note", ours) is None
 
 
 @pytest.mark.parametrize("module", ["delta_rows", "delta_staged_rows", "delta_history"])

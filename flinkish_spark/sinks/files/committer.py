@@ -14,10 +14,12 @@ from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint, ShownOrder
 from flinkish_spark.sinks.files.buckets import BucketAssigner, values_of
 from flinkish_spark.sinks.files.disk import Disk
 from flinkish_spark.sinks.files.ledger import Entry, Ledger, OpenPartition, Plan, State
+from flinkish_spark.sinks.files.marks import FileMarks
 from flinkish_spark.sinks.files.merging import Merger
 from flinkish_spark.sinks.files.names import SinkFiles, StagedId
 from flinkish_spark.sinks.files.partitions import PartitionCommit, ReadyPartition
@@ -52,6 +54,7 @@ class CommitterParts:
     disk: Disk
     merger: Merger
     spark: SparkSession | None = None
+    timeline: Timeline = NO_TIMELINE
 
 
 class TargetUnavailable(EnvironmentFault):
@@ -79,6 +82,12 @@ class FileCommitter(Committer):
         self._settings, self._parts = settings, parts
         self._ledger, self._disk = parts.ledger, parts.disk
         self._publisher = Publisher(parts.files, parts.ledger, parts.disk, parts.merger)
+        self._marks = FileMarks(parts.files, parts.timeline)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Look beside the files."""
+        mark = self._marks.newest()
+        return () if mark is None else (mark,)
 
     # -- commit ---------------------------------------------------------------------------------
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -102,6 +111,8 @@ class FileCommitter(Committer):
         if self._ledger.newest_done() >= checkpoint:
             plan = self._ledger.plan(checkpoint)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts={} if plan is None else plan.facts)
+        # This order matters: what follows makes files visible.
+        self._marks.leave(checkpoint)
         self._catch_up(checkpoint)
         chunks = [chunk for c in committables for chunk in chunks_of(c, checkpoint)]
         recorded = self._ledger.committed(checkpoint)
@@ -157,6 +168,7 @@ class FileCommitter(Committer):
         )
         plan = self._ledger.plan(checkpoint) or self._roll((*before.open, *fresh), progress, completed)
         if plan.parts:
+            self._marks.leave(checkpoint)
             plan = self._ledger.record_plan(checkpoint, plan)
             self._publisher.publish(checkpoint, plan)
         is_open = {(chunk.root, chunk.bucket) for chunk in plan.open}

@@ -146,7 +146,13 @@ class FileSink(Sink):
         if not self.format.is_lines:
             merger = SparkMerger(disk, spark, self.format, self._in_files(context.schema), self.options)
         parts = CommitterParts(
-            self._files(context), context.owner_epoch, Ledger.in_folder(context.folder), disk, merger, spark
+            self._files(context),
+            context.owner_epoch,
+            Ledger.in_folder(context.folder),
+            disk,
+            merger,
+            spark,
+            context.timeline,
         )
         return FileCommitter(settings, parts)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.base import SinkContext
 from flinkish_spark.sinks.buffer import Applied, BufferedCommitter, BufferedRows
 from flinkish_spark.sinks.buffer_files import BufferedFileGone
-from flinkish_spark.sinks.jdbc.control import ControlTable, Turn
+from flinkish_spark.sinks.jdbc.control import TIMELINE, ControlTable, Turn
 from flinkish_spark.sinks.jdbc.dialect import Dialect, Session, TransactionLost, Trouble
 from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
 from flinkish_spark.sinks.jdbc.settings import JdbcSettings
@@ -161,6 +162,9 @@ class JdbcCommitter(BufferedCommitter):
         """Write all rows with the checkpoint's id, or find that it was done."""
         dialect, settings = self._settings.dialect, self._settings
         with self._database.use(self._prepare) as session, session.transaction(dialect.begin):
+            # This order matters: behind the claim nobody else changes the row until this transaction ends.
+            if self._control.claim(session) is not None:
+                self._require_ours(self._control.mark(session), checkpoint)
             turn = self._control.take_turn(session, checkpoint)
             if turn is Turn.FENCED:
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
@@ -178,17 +182,30 @@ class JdbcCommitter(BufferedCommitter):
             if done.refusals and isinstance(settings.on_refused, DeadLetterTable):
                 settings.on_refused.write(session, self._control, checkpoint, done.refusals)
             facts = _facts(done, settings)
-            self._control.note(session, facts)
+            self._control.note(session, facts, self._context.timeline.mark_of(checkpoint).token)
         return CommitAnswer(Outcome.COMMITTED, facts=facts)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the control table."""
+        with self._database.use(self._prepare) as session:
+            mark = self._control.mark(session)
+        return (mark,) if mark.checkpoint > CheckpointId(0) else ()
+
+    def _require_ours(self, mark: Mark, checkpoint: CheckpointId) -> None:
+        if mark.checkpoint > CheckpointId(0):
+            self._context.require_ours(mark, checkpoint)
 
     def _repeated(self, session: Session, checkpoint: CheckpointId) -> CommitAnswer:
         newest, _, facts = self._control.read(session)
+        facts.pop(TIMELINE, None)
         return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if newest == int(checkpoint) else {})
 
     def has_applied(self, checkpoint: CheckpointId) -> Applied:
         """Ask the control table, behind any older owner that is still at it."""
         with self._database.use(self._prepare) as session, session.transaction(self._settings.dialect.begin):
             newest = self._control.claim(session)
+            if newest is not None:
+                self._require_ours(self._control.mark(session), checkpoint)
         if newest is None:
             return Applied.UNKNOWN
         return Applied.YES if newest >= checkpoint else Applied.NO

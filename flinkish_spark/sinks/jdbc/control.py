@@ -20,6 +20,7 @@ from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.timeline import Mark, token_in
 from flinkish_spark.sinks.buffer_files import BufferFolder
 from flinkish_spark.sinks.jdbc.dialect import Dialect, Session
 from flinkish_spark.sinks.jdbc.names import TableName
@@ -27,6 +28,8 @@ from flinkish_spark.store import make_directories, sync_directory
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
+#: Among the facts; not a column, so that tables of before go on.
+TIMELINE = "timeline"
 
 
 class Turn(enum.Enum):
@@ -140,14 +143,26 @@ class ControlTable:
         checkpoint, epoch, _ = self.read(session)
         return None if epoch > int(self.epoch) else CheckpointId(checkpoint)
 
+    def mark(self, session: Session) -> Mark:
+        """Return which checkpoint is visible, and whose it is."""
+        checkpoint, epoch, facts = self.read(session)
+        return Mark(CheckpointId(checkpoint), token_in([str(facts.get(TIMELINE, ""))]), OwnerEpoch(epoch))
+
     def try_out(self, session: Session) -> None:
         """Run statements of a checkpoint that change nothing, to see whether they are allowed."""
         self._make_row(session)
         _, _, facts = self.read(session)
         self.note(session, facts)
 
-    def note(self, session: Session, facts: Mapping[str, Any]) -> None:
-        """Write what a repeated commit shall say about the checkpoint whose turn it is."""
+    def note(self, session: Session, facts: Mapping[str, Any], token: str | None = None) -> None:
+        """Write what a repeated commit shall say about the checkpoint whose turn it is.
+
+        Parameters
+        ----------
+        token
+            Of the timeline; None for none.
+        """
+        facts = {**facts, **({TIMELINE: token} if token else {})}
         session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {self.dialect.quoted(_FACTS)} = "
             f"{self.dialect.marker} {self._where}",

@@ -139,7 +139,9 @@ class SimSource(Source):
         """Look whether it is the same input."""
         self._ask("input same?")
 
-    def commit_offsets(self, position: LoggedOffsets) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Raise the group's offsets."""
         self._ask("group offsets")
         self._invariants.offsets_raised(_ends(position))

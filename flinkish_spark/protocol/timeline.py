@@ -1,0 +1,167 @@
+"""Timelines: whether what a sink holds was committed by the past of *this* job directory.
+
+Checkpoint ids alone do not say it. A directory that is put back from a backup counts its ids again, and so
+does a copy of it that runs elsewhere: then an id that a sink knows belongs to other rows.
+
+Rules:
+
+1. Each takeover begins a *stretch* of the timeline with a token that nobody can guess, behind the last id
+   that was given out before. Every id has one stretch, so one token.
+2. Whoever makes a checkpoint visible leaves a *mark* with its id and its token, in the same transaction where
+   the system has one, else before the first record can be seen.
+3. A mark is *ours* if its token is that of its id. One that is not was left by another timeline: nothing is
+   committed beside it.
+4. A mark without a token (of an older version, or where the token cannot be read any more) is judged by its
+   id alone.
+5. A user may accept what is there: marks up to an id are then taken as they are, and ids go on above it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+_WORD = "flinkish"
+_NOTHING = CheckpointId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a system says about the last checkpoint that was committed to it.
+
+    Parameters
+    ----------
+    checkpoint
+        Its id.
+    token
+        Of the timeline; None where it is not known.
+    owner_epoch
+        Of the process that wrote it, where the system says it.
+
+    Examples
+    --------
+    >>> job = JobUuid("0" * 32)
+    >>> text = Mark(CheckpointId(7), "00000000000000aa").to_text(job)
+    >>> Mark.parse(text, job).checkpoint
+    CheckpointId(value=7)
+    """
+
+    checkpoint: CheckpointId
+    token: str | None = None
+    owner_epoch: OwnerEpoch | None = None
+
+    def to_text(self, job: JobUuid) -> str:
+        """Return one line that can stand beside something of any system."""
+        return " ".join([_WORD, str(job), str(self.checkpoint), *([self.token] if self.token else [])])
+
+    @classmethod
+    def parse(cls, text: str, job: JobUuid) -> Mark | None:
+        """Return the mark that a line holds; None if it is none of `job`."""
+        word, *rest = text.split(" ")
+        if word != _WORD or len(rest) not in (2, 3) or rest[0] != str(job) or not rest[1].isdecimal():
+            return None
+        return cls(CheckpointId(int(rest[1])), token_in(rest[2:]))
+
+
+def token_in(words: Iterable[str]) -> str | None:
+    """Return the first word that is a token; None if none is."""
+    return next((word for word in words if _TOKEN.fullmatch(word)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The part of a timeline that one owner of the directory decides.
+
+    Parameters
+    ----------
+    first
+        The lowest id that it may give out: above every id that was decided before.
+    token
+        16 hex digits by chance.
+    """
+
+    first: CheckpointId
+    token: str
+
+    def __post_init__(self) -> None:
+        if self.first < CheckpointId(1):
+            raise ValueError("the first checkpoint of all is 1")
+        if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
+            raise ValueError(f"a token of a timeline is 16 lower-case hex digits, got {self.token!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {"first": int(self.first), "token": self.token}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Stretch:
+        """Read the stored form."""
+        return cls(CheckpointId(value["first"]), value["token"])
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The past of one job directory, as its present owner knows it.
+
+    Parameters
+    ----------
+    stretches
+        In order; the last one is the owner's. Without any, every mark is taken for ours.
+    accepted
+        Marks up to this id are taken as they are, since somebody said so.
+
+    Examples
+    --------
+    >>> timeline = Timeline((Stretch(CheckpointId(1), "a" * 16), Stretch(CheckpointId(4), "b" * 16)))
+    >>> timeline.why_not_ours(Mark(CheckpointId(3), "a" * 16), CheckpointId(4))
+    ''
+    >>> timeline.why_not_ours(Mark(CheckpointId(4), "a" * 16), CheckpointId(4))
+    'it was committed after another process had taken the job over'
+    """
+
+    stretches: tuple[Stretch, ...] = ()
+    accepted: CheckpointId = _NOTHING
+
+    @property
+    def newest(self) -> CheckpointId:
+        """Return the newest id of the directory when its owner took it over."""
+        return CheckpointId(self.stretches[-1].first.value - 1) if self.stretches else _NOTHING
+
+    def mark_of(self, checkpoint: CheckpointId) -> Mark:
+        """Return what is left with a checkpoint when it is committed."""
+        at = self._stretch_of(checkpoint)
+        return Mark(checkpoint, None if at is None else at.token)
+
+    def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
+        """Return why a mark was left by another timeline; empty if it is ours.
+
+        Parameters
+        ----------
+        upto
+            The newest id that may be visible by now: at a start the newest of the directory, at a commit the
+            one that is committed.
+        """
+        if not self.stretches or mark.checkpoint <= self.accepted:
+            return ""
+        if mark.checkpoint > upto:
+            return f"the directory knows no checkpoint above {upto}"
+        if mark.token is None:
+            return ""
+        if mark.token not in {one.token for one in self.stretches}:
+            return "the directory does not know the process that committed it"
+        if mark.token != self.mark_of(mark.checkpoint).token:
+            return "it was committed after another process had taken the job over"
+        return ""
+
+    def _stretch_of(self, checkpoint: CheckpointId) -> Stretch | None:
+        """Return the stretch that an id belongs to; None for ids of before there were tokens."""
+        return next((one for one in reversed(self.stretches) if one.first <= checkpoint), None)
+
+
+#: Of whoever has no job directory: every mark is taken for ours.
+NO_TIMELINE = Timeline()

@@ -1,0 +1,109 @@
+"""Behind a takeover: whether sinks, sources and manifest know anything that the job directory does not.
+
+If they do, the directory is an older copy of itself, or a copy of it runs elsewhere: the start ends, and
+nothing was touched outside. Unless a user has ordered to accept what is there; then ids go on above all that
+is there, so that no mark means two things.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from flinkish_spark.clock import Clock
+from flinkish_spark.errors import AnotherTimelineError, EnvironmentFault
+from flinkish_spark.graph.stream_graph import SourceNode
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.runtime.owned import OwnedJob
+from flinkish_spark.sinks.base import another_timeline
+
+LOG = logging.getLogger(__name__)
+_PAUSE_MS = 1_000
+
+#: Who left a mark, as people call it, and the mark.
+_Found = tuple[str, Mark]
+
+
+def settle_timeline(
+    owned: OwnedJob, sources: Sequence[SourceNode], clock: Clock, is_stopping: Callable[[], bool]
+) -> bool:
+    """Compare what is outside with the directory; return whether the job has to be taken over once more.
+
+    Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
+
+    Raises
+    ------
+    AnotherTimelineError
+        Something is ahead of the directory, and nobody has ordered to accept it.
+    """
+    job_dir = owned.ownership.job_dir
+    marks = _all_marks(owned, sources, clock, is_stopping)
+    if marks is None:
+        return False
+    foreign = next((error for who, mark in marks if (error := _foreign(owned, who, mark))), None)
+    if foreign is None:
+        # Also of an order that was carried out by a process that was cut off behind it.
+        job_dir.close_timeline_order()
+        return False
+    if not job_dir.timeline_is_ordered():
+        raise foreign
+    _accept(owned, [mark for _, mark in marks], clock, str(foreign.what))
+    return True
+
+
+def _all_marks(
+    owned: OwnedJob, sources: Sequence[SourceNode], clock: Clock, is_stopping: Callable[[], bool]
+) -> list[_Found] | None:
+    """Return all marks; None if the job was told to stop while a system did not answer."""
+    while True:
+        try:
+            return list(_marks(owned, sources))
+        except EnvironmentFault as fault:
+            if not fault.restartable:
+                raise
+            LOG.warning("the start waits for what sinks and sources hold: %s", fault)
+            if is_stopping():
+                return None
+        clock.sleep_ms(_PAUSE_MS)
+
+
+def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> Iterator[_Found]:
+    for uid, committer in owned.committers.items():
+        yield from ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
+    yield from (("the manifest", mark) for mark in owned.manifest.newest_marks())
+    for node in sources:
+        yield from ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
+
+
+def _foreign(owned: OwnedJob, who: str, mark: Mark) -> AnotherTimelineError | None:
+    """Return the error about a mark that is not ours; None for one that is."""
+    ownership = owned.ownership
+    timeline = ownership.timeline
+    why = timeline.why_not_ours(mark, timeline.newest)
+    if not why and mark.checkpoint > timeline.accepted:
+        decision = ownership.job_dir.decision(mark.checkpoint)
+        if decision is not None and decision.verdict is not Verdict.COMMIT:
+            why = f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
+    if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
+        why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
+    return another_timeline(who, mark, timeline.newest, why) if why else None
+
+
+def _accept(owned: OwnedJob, marks: Sequence[Mark], clock: Clock, why: str) -> None:
+    """Make ids and owner epochs go on above what is there. Each step may be repeated."""
+    ownership = owned.ownership
+    job_dir, epoch = ownership.job_dir, ownership.epoch
+    upto = max([ownership.timeline.newest, *(mark.checkpoint for mark in marks)])
+    newest = max([epoch, *(mark.owner_epoch for mark in marks if mark.owner_epoch is not None)])
+    ownership.check()
+    LOG.warning("what is there is accepted, and checkpoints go on above %s: %s", upto, why)
+    if job_dir.decision(upto) is None:
+        reason = "given up: what others have committed up to here was accepted as it is"
+        job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, clock.wall_ms(), reason=reason))
+    if newest > epoch:
+        job_dir.create_owner(OwnerEpoch(int(newest)), {"owner_epoch": int(newest), "accepted_by": int(epoch)})
+    # This order matters: with the marks accepted the next start finds nothing to refuse, and forgets the
+    # order.
+    job_dir.accept_marks(upto, why)
