@@ -11,11 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import CommittableLostError, EnvironmentFault, FencedError, JobDirError
+from flinkish_spark.errors import (
+    AnotherTimelineError,
+    CommittableLostError,
+    EnvironmentFault,
+    FencedError,
+    JobDirError,
+)
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import NO_MANIFEST, ManifestWriter
 from flinkish_spark.protocol.decisions import Decision, Receipt
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.manifest import ManifestRecord
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
@@ -43,6 +50,8 @@ class Confirmation:
         Asked while waiting for a system that cannot answer.
     manifest
         Told of every checkpoint that all sinks have committed.
+    job
+        Whose mark sources keep; None for none.
     """
 
     def __init__(
@@ -55,11 +64,12 @@ class Confirmation:
         observer: Observer,
         is_stopping: Callable[[], bool],
         manifest: ManifestWriter = NO_MANIFEST,
+        job: JobUuid | None = None,
     ) -> None:
         self._job_dir, self._ownership = job_dir, ownership
         self._committers, self._sources = committers, sources
         self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
-        self._manifest = manifest
+        self._manifest, self._job = manifest, job
 
     def confirm(self, decision: Decision) -> Receipt:
         """Finish a decided checkpoint.
@@ -115,7 +125,12 @@ class Confirmation:
         self._observer.before(Step.SINK_COMMIT, uid)
 
         def commit() -> tuple[list[CommitAnswer], bool]:
-            answers = list(self._committers[uid].commit(decision.checkpoint, committables))
+            try:
+                answers = list(self._committers[uid].commit(decision.checkpoint, committables))
+            except AnotherTimelineError:
+                # What a deposed process takes for another timeline is its successor.
+                self._ownership.check()
+                raise
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
                     self._refuse_lost(decision, uid, position, pair, answer)
@@ -198,8 +213,8 @@ class Confirmation:
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)
-        job, mark = self._job_dir.known_uuid(), self._ownership.timeline.mark_of(decision.checkpoint)
-        note = "" if job is None else mark.to_text(job)
+        mark = self._ownership.timeline.mark_of(decision.checkpoint)
+        note = "" if self._job is None else mark.to_text(self._job)
         self._ownership.check()
         self._observer.before(Step.GROUP_OFFSETS, str(decision.checkpoint))
         committed: dict[str, Mapping[str, Mapping[str, int]]] = {}

@@ -21,6 +21,7 @@ from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
 from flinkish_spark.runtime.master_hooks import MasterHooks
+from flinkish_spark.runtime.ownership import new_token
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
 from flinkish_spark.savepoints.settings import RestoreSettings
@@ -55,6 +56,7 @@ class JobSettings:
     listeners: tuple[JobListener, ...] = ()
     restore: RestoreSettings | None = None
     random: Callable[[], float] = random.random
+    token: Callable[[], str] = new_token
     standby: Standby = Standby.REFUSE
     standby_poll_ms: int = 200
     manifest: Manifest | None = None

@@ -132,7 +132,7 @@ class Supervisor:
 
     def _run_owned(self) -> _Turn:
         settings, job = self._settings, self._engine.record_job()
-        ownership = take_over(self._job_dir, settings.clock)
+        ownership = take_over(self._job_dir, settings.clock, settings.token)
         log = self._engine.fenced_log(ownership)
         self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
         committers = self._engine.committers(job, ownership)
@@ -228,6 +228,7 @@ class Supervisor:
             tracker.timing(settings.observer),
             self.control.must_give_up,
             owned.manifest,
+            owned.job,
         )
         self.control.detach()
         start, kept, stored = self._recover(owned, confirmation)

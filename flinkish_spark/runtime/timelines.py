@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import AnotherTimelineError, EnvironmentFault
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import OwnerEpoch
@@ -42,14 +42,17 @@ def settle_timeline(
     marks = _all_marks(owned, sources, clock, is_stopping)
     if marks is None:
         return False
-    foreign = next((error for who, mark in marks if (error := _foreign(owned, who, mark))), None)
-    if foreign is None:
+    foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(owned, mark))]
+    if not foreign:
         # Also of an order that was carried out by a process that was cut off behind it.
         job_dir.close_timeline_order()
         return False
+    who, mark, why = foreign[0]
+    ahead = {who: mark.checkpoint for who, mark, _ in foreign}
+    error = another_timeline(who, mark, owned.ownership.timeline.newest, why, ahead)
     if not job_dir.timeline_is_ordered():
-        raise foreign
-    _accept(owned, [mark for _, mark in marks], clock, str(foreign.what))
+        raise error
+    _accept(owned, [mark for _, mark in marks], clock, error.what)
     return True
 
 
@@ -67,6 +70,7 @@ def _all_marks(
             if is_stopping():
                 return None
         clock.sleep_ms(_PAUSE_MS)
+        owned.ownership.check()
 
 
 def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> Iterator[_Found]:
@@ -77,8 +81,8 @@ def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> Iterator[_Found]:
         yield from ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
 
 
-def _foreign(owned: OwnedJob, who: str, mark: Mark) -> AnotherTimelineError | None:
-    """Return the error about a mark that is not ours; None for one that is."""
+def _why_foreign(owned: OwnedJob, mark: Mark) -> str:
+    """Return why a mark is not ours; empty for one that is."""
     ownership = owned.ownership
     timeline = ownership.timeline
     why = timeline.why_not_ours(mark, timeline.newest)
@@ -88,7 +92,7 @@ def _foreign(owned: OwnedJob, who: str, mark: Mark) -> AnotherTimelineError | No
             why = f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
     if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
         why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
-    return another_timeline(who, mark, timeline.newest, why) if why else None
+    return why
 
 
 def _accept(owned: OwnedJob, marks: Sequence[Mark], clock: Clock, why: str) -> None:

@@ -33,6 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.clock import Clock
@@ -98,7 +99,13 @@ class SinkContext:
             raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
 
 
-def another_timeline(who: str, mark: Mark, newest: CheckpointId, why: str) -> AnotherTimelineError:
+def another_timeline(
+    who: str,
+    mark: Mark,
+    newest: CheckpointId,
+    why: str,
+    ahead: Mapping[str, CheckpointId] = MappingProxyType({}),
+) -> AnotherTimelineError:
     """Return the error that says who holds what, and what can be done.
 
     Parameters
@@ -109,15 +116,19 @@ def another_timeline(who: str, mark: Mark, newest: CheckpointId, why: str) -> An
         What it holds.
     newest
         Of the job directory.
+    ahead
+        All who hold something that is not ours, and which checkpoint; only `who` if it is left out.
     """
+    others = ", ".join(f"{one} ({checkpoint})" for one, checkpoint in ahead.items() if one != who)
     return AnotherTimelineError(
         f"{who} holds checkpoint {mark.checkpoint}, which this job directory has not committed; its newest "
-        f"is {newest}",
+        f"is {newest}" + (f"; so do {others}" if others else ""),
         why=f"{why}: the directory is an older copy of itself, or a copy of it runs elsewhere",
         what_to_do="put the newest job directory back, or stop the other job and use its directory. To go on "
         "from this directory all the same, run `flinkish timeline accept JOB_DIR` and start the job: sinks "
         f"keep what they have, and what was read behind checkpoint {newest} is read and written again",
         participant=who,
+        ahead=dict(ahead) or {who: mark.checkpoint},
         found=mark.checkpoint,
         newest=newest,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from flinkish_spark import (
     JdbcSink,
     KafkaSink,
 )
+from flinkish_spark.errors import AnotherTimelineError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import CheckpointId
@@ -31,11 +33,13 @@ from tests.support import (
     end,
     environment,
     expected_totals,
+    failure_of,
     order,
     orders_source,
     produce,
     read_delta,
     rows,
+    run_until,
     totals_in,
 )
 
@@ -48,7 +52,7 @@ class Everywhere:
     def __init__(self, spark, broker, job_dir, source, sink, folder: Path) -> None:
         self.spark, self.broker, self.job_dir = spark, broker, job_dir
         self.source, self.sink, self.folder = source, sink, folder
-        self.database = folder / "totals.db"
+        self.database, self.produced = folder / "totals.db", 0
 
     def env(self):
         manifest = DeltaManifest(str(self.folder / "manifest"))
@@ -153,6 +157,59 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
         sorted(r["checkpoint"] for r in manifest)
         == [int(c) for c in folder.decided_ids() if folder.receipt(c) is not None][-len(manifest) :]
     )
+
+
+def test_a_job_directory_that_is_an_older_copy_is_refused_by_every_sink(everywhere) -> None:
+    """A backup that is put back: ids that sinks know belong to other rows."""
+    here, backup = everywhere.job_dir, everywhere.folder / "backup"
+    _run_until_all_show(everywhere, 10)
+    shutil.copytree(here, backup, symlinks=True)
+    before = max(JobDir(LocalStore(backup)).decided_ids())
+    for total in (20, 30):
+        _run_until_all_show(everywhere, total)
+    newest = JobDir(LocalStore(here)).newest_commit().checkpoint
+    here.rename(everywhere.folder / "newest")
+    shutil.copytree(backup, here, symlinks=True)
+    shown = everywhere.seen()
+    _produce_up_to(everywhere, 40)
+
+    refused = failure_of(everywhere.env())
+    assert isinstance(refused, AnotherTimelineError)
+    held = {f"sink '{uid}'" for uid in SINKS} | {"the manifest", "source 'orders'"}
+    assert refused.ahead.keys() == held
+    assert all(before < one <= newest for one in refused.ahead.values())
+    assert everywhere.seen() == shown
+    assert everywhere.open_transactions() == []
+
+    # Whoever has the newest directory puts it back, and nothing is lost or there twice.
+    here.rename(everywhere.folder / "refused")
+    (everywhere.folder / "newest").rename(here)
+    _run_until_all_show(everywhere, 40)
+    assert everywhere.seen() == dict.fromkeys(SINKS, expected_totals({"a": list(range(40))}))
+
+    # Whoever has not, and says so, goes on from the older one: 10 to 39 are read again, and there twice.
+    here.rename(everywhere.folder / "newest")
+    (everywhere.folder / "refused").rename(here)
+    JobDir(LocalStore(here)).order_timeline(0)
+    client = run_until(everywhere.env(), lambda client: rows(client, "jdbc") >= 30)
+    assert client.progress.last_error == ""
+    totals = expected_totals({"a": list(range(40))})
+    again = totals - expected_totals({"a": list(range(10))})
+    assert everywhere.seen() == dict.fromkeys(SINKS, totals + again)
+
+
+def _produce_up_to(everywhere: Everywhere, total: int) -> None:
+    servers, topic = everywhere.broker.bootstrap_servers, everywhere.source
+    produce(servers, topic, [order("a", n) for n in range(total - 10, total)], key=b"a")
+    everywhere.produced = total
+
+
+def _run_until_all_show(everywhere: Everywhere, total: int) -> None:
+    """Run the job with ten more orders, unless they are there already, until a checkpoint shows them."""
+    if everywhere.produced < total:
+        _produce_up_to(everywhere, total)
+    run_until(everywhere.env(), lambda client: rows(client, "jdbc") >= 10)
+    assert everywhere.seen()["jdbc"].total() == total
 
 
 def _has_data(folder: JobDir, checkpoint: CheckpointId) -> bool:

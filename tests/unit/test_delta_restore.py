@@ -24,7 +24,8 @@ def ours(checkpoint, uid="table", job=JOB):
 
 
 def merged(checkpoint, uid="table", job=JOB):
-    return ("MERGE", {"predicate": "x"}, checkpoint_note(app_id(job, uid), Mark(CheckpointId(checkpoint), "0123456789abcdef")) + " 00c0ffee")
+    note = checkpoint_note(app_id(job, uid), Mark(CheckpointId(checkpoint), "0123456789abcdef"))
+    return ("MERGE", {"predicate": "x"}, f"{note} 00c0ffee")
 
 
 def others(operation):

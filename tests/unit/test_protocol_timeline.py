@@ -84,8 +84,16 @@ def test_a_mark_is_one_line() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "flinkish", f"flinkish {JOB}", f"flinkish {JOB} -7", f"flinkish {JOB} x", f"other {JOB} 7"]
-    + [f"flinkish {JOB} 7 {OTHER} more", "flinkish " + "2" * 32 + " 7"],
+    [
+        "",
+        "flinkish",
+        f"flinkish {JOB}",
+        f"flinkish {JOB} -7",
+        f"flinkish {JOB} x",
+        f"other {JOB} 7",
+        f"flinkish {JOB} 7 {OTHER} more",
+        "flinkish " + "2" * 32 + " 7",
+    ],
 )
 def test_what_is_no_mark_of_the_job_is_none(text: str) -> None:
     assert Mark.parse(text, JOB) is None

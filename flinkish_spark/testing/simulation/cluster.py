@@ -12,20 +12,25 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.runtime import rewinding
 from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.sinks.delta_restore import app_id, checkpoint_note
 from flinkish_spark.store import ObjectMissing
 from flinkish_spark.testing.simulation.clock import SimClock
 from flinkish_spark.testing.simulation.destroying import goes_back
 from flinkish_spark.testing.simulation.drivers import Driver
+from flinkish_spark.testing.simulation.engine import JOB
 from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.invariants import Invariants
+from flinkish_spark.testing.simulation.memory_store import MemoryStore
 from flinkish_spark.testing.simulation.pins import SimPins
 from flinkish_spark.testing.simulation.rules import Rule
+from flinkish_spark.testing.simulation.scenario import SinkKind
 from flinkish_spark.testing.simulation.scheduler import US_PER_MS, Process
 from flinkish_spark.testing.simulation.spark_files import SimSparkLog
 from flinkish_spark.testing.simulation.store_faults import SimStore
-from flinkish_spark.testing.simulation.world import World
+from flinkish_spark.testing.simulation.world import OtherTimeline, World
 
 #: Virtual milliseconds, and steps, in which a job must come to its end once faults have stopped.
 _END_WITHIN_MS, _END_WITHIN_STEPS = 60_000, 12_000
@@ -40,6 +45,7 @@ class Cluster:
         self.drivers: list[Driver] = []
         self._lock_holder: list[Process] = []
         self._is_start_due = False
+        self._backup: MemoryStore | None = None
         world.strike, world.depose = self._strike, self._depose
 
     # -- starting -------------------------------------------------------------------------------
@@ -99,6 +105,10 @@ class Cluster:
             world.scheduler.kill(driver.jvm, driver.process)
         elif kind is K.WALL_CLOCK_STEP:
             driver.clock.wall_offset_ms += world.chance.choice((-86_400_000, -5_000, 3_600_000))
+        elif kind is K.OLDER_DIRECTORY:
+            self._put_older_back()
+        elif kind is K.COPY_COMMITS:
+            self._commit_elsewhere()
         elif kind is K.STALLED_THREAD:
             world.scheduler.pause(world.chance.choice((50, 400, 2_000)) * US_PER_MS)
         else:
@@ -120,6 +130,63 @@ class Cluster:
         self._world.note("fault", f"{process.name} becomes a zombie")
         self._suspend(process)
         self._tell_others()
+
+    def _put_older_back(self) -> None:
+        """Keep a copy of the job directory, or put one back: all processes have ended by then."""
+        world = self._world
+        if world.other_timeline is not None:
+            return
+        if self._backup is None:
+            self._backup = world.disk.copy()
+            return
+        backup, newest = self._backup, world.disk.copy()
+        if not self._is_ahead_of(backup):
+            # Nothing outside can tell the two apart, and nothing has to.
+            self._backup = newest
+            return
+        self._backup = None
+        world.note("fault", "an older copy of the job directory is put back")
+        for driver in self.drivers:
+            world.scheduler.kill(driver.jvm, driver.process)
+        self._lock_holder.clear()
+        world.disk.become(backup)
+        world.other_timeline = OtherTimeline(True, lambda: world.disk.become(newest))
+
+    def _is_ahead_of(self, backup: MemoryStore) -> bool:
+        """Whether the outside knows a checkpoint that a copy of the directory has not decided."""
+        decided = JobDir(backup).decided_ids()
+        newest = max((int(mark.checkpoint) for mark in self._marks()), default=0)
+        return newest > max(map(int, decided), default=0)
+
+    def _marks(self) -> list[Mark]:
+        epochs = [table.committed_epoch(app_id(JOB, uid)) for uid, table in self._world.tables.items()]
+        tables = [Mark(CheckpointId(epoch)) for epoch in epochs if epoch > 0]
+        return [*self._world.marks.values(), *tables]
+
+    def _commit_elsewhere(self) -> None:
+        """Let a copy of the directory commit the next checkpoint to one of the sinks."""
+        world = self._world
+        if world.other_timeline is not None:
+            return
+        given_out = [*JobDir(world.disk).decided_ids(), *map(CheckpointId, self._invariants.ledger.commits)]
+        newest = max(given_out, default=CheckpointId(0))
+        is_open = newest in given_out and f"checkpoints/{newest}/decision.json" not in world.disk.objects
+        mark = Mark(newest if is_open else newest.next(), "f" * 16)
+        sinks = list(zip(world.scenario.sink_uids, world.scenario.sinks, strict=True))
+        uid, kind = world.chance.choice(sinks)
+        world.note("fault", f"a copy commits checkpoint {mark.checkpoint} to {uid}")
+        if kind is SinkKind.TABLE:
+            app = app_id(JOB, uid)
+            undo = world.tables[uid].commit_elsewhere(app, int(mark.checkpoint), checkpoint_note(app, mark))
+        else:
+            before, world.marks[uid] = world.marks.get(uid), mark
+
+            def undo() -> None:
+                world.marks.pop(uid)
+                if before is not None:
+                    world.marks[uid] = before
+
+        world.other_timeline = OtherTimeline(False, undo)
 
     # -- what people do -------------------------------------------------------------------------
     def people(self) -> None:

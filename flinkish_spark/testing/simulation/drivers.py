@@ -9,6 +9,7 @@ from typing import Any
 
 from flinkish_spark.answers import Asked, CheckpointAnswer
 from flinkish_spark.errors import (
+    AnotherTimelineError,
     CommittableLostError,
     CorruptObjectError,
     EnvironmentFault,
@@ -193,6 +194,7 @@ class Driver:
             hooks=MasterHooks([SimHook(world, invariants, self.process)]),
             listeners=(SimListener(world, invariants),),
             random=chance.random,
+            token=lambda: f"{chance.getrandbits(64):016x}",
             standby=standby,
         )
         self.engine = engine
@@ -249,6 +251,8 @@ class Driver:
         expected = isinstance(error, EnvironmentFault | RewindRefused) and not isinstance(
             error, CorruptObjectError
         )
+        if isinstance(error, AnotherTimelineError):
+            expected = self._see_to_timeline()
         if isinstance(error, InternalError):
             expected = self._invariants.log_changed_late and "behind this owner's back" in str(error)
         if isinstance(error, FencedError):
@@ -264,6 +268,14 @@ class Driver:
             Rule.NO_SURPRISE,
             f"{self.process.name} ended with {type(error).__name__}: {error}",
         )
+
+    def _see_to_timeline(self) -> bool:
+        """Take back what the job refuses to run beside; return whether there was anything."""
+        other, self._world.other_timeline = self._world.other_timeline, None
+        if other is None:
+            return False
+        other.undo()
+        return True
 
     def _is_lost(self, error: CommittableLostError) -> bool:
         """Whether decided data was destroyed and, if that is what the error says, cannot be replayed."""

@@ -29,6 +29,7 @@ from flinkish_spark.protocol.outcomes import CommitAnswer
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable
 from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.engine import QueryPlan, RestoredFrom, RunningQuery, Staging, StagingContext
 from flinkish_spark.runtime.inputs import Inputs
@@ -55,6 +56,7 @@ from flinkish_spark.testing.simulation.sinks import (
     SimDeltaHistory,
     SimDeltaWriter,
     SimKafkaWriter,
+    SimMarks,
     SimTransactionClient,
     SinkCall,
 )
@@ -74,8 +76,9 @@ SOURCE, OPERATOR = "input", "count"
 class SimKafkaCommitter(KafkaCommitter):
     """The product's committer over simulated transactions."""
 
-    def __init__(self, context: SinkContext, call: SinkCall, client: Any) -> None:
-        self._context, self._call, self._client = context, call, client
+    def __init__(self, context: SinkContext, call: SinkCall, client: Any, marks: Any) -> None:
+        super().__init__(client, context, marks)
+        self._call = call
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit."""
@@ -144,11 +147,20 @@ class SimSource(Source):
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Raise the group's offsets."""
         self._ask("group offsets")
+        mark = Mark.parse(note, JOB)
+        if mark is not None:
+            self._world.marks[SOURCE] = mark
         self._invariants.offsets_raised(_ends(position))
         self._world.input.committed.update(
             {p: max(at, self._world.input.committed.get(p, 0)) for p, at in _ends(position).items()}
         )
         return {GROUP: {TOPIC: {str(p): at for p, at in self._world.input.committed.items()}}}
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Return what stands beside the group's offsets."""
+        self._ask("mark of the group?")
+        mark = self._world.marks.get(SOURCE)
+        return () if mark is None else (mark,)
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set the group's offsets back."""
@@ -253,7 +265,8 @@ class SimEngine:
             context = self._context(job, ownership, uid)
             call = SinkCall(self._driver, self._invariants.has_newer_owner)
             if kind is SinkKind.TRANSACTIONS:
-                found[uid] = SimKafkaCommitter(context, call, SimTransactionClient(self._world, call))
+                client, marks = SimTransactionClient(self._world, call), SimMarks(self._world, call, uid)
+                found[uid] = SimKafkaCommitter(context, call, client, marks)
             else:
                 table = self._world.tables[uid]
                 commits = SimDeltaCommits(self._world, call, table)
@@ -346,7 +359,15 @@ class SimEngine:
     def _context(self, job: JobUuid, ownership: Ownership, uid: str) -> SinkContext:
         checkpoint, folder = self._world.scenario.checkpoint, Path("/nowhere") / uid
         return SinkContext(
-            job, ownership.epoch, uid, T.StructType([]), checkpoint, "simulated", folder, self._clock
+            job,
+            ownership.epoch,
+            uid,
+            T.StructType([]),
+            checkpoint,
+            "simulated",
+            folder,
+            self._clock,
+            ownership.timeline,
         )
 
     def context(self, context: StagingContext, uid: str) -> SinkContext:

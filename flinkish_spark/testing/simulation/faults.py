@@ -21,6 +21,9 @@ class FaultKind(enum.Enum):
     ZOMBIE = "zombie"
     STALLED_THREAD = "stalled thread"
     WALL_CLOCK_STEP = "wall clock step"
+    # The job directory as a whole.
+    OLDER_DIRECTORY = "older job directory"
+    COPY_COMMITS = "copy commits elsewhere"
     # The store.
     TORN_WRITE = "torn write"
     TORN_OBJECT = "torn object"
@@ -65,6 +68,8 @@ PROCESS_FAULTS = frozenset(
         FaultKind.ZOMBIE,
         FaultKind.STALLED_THREAD,
         FaultKind.WALL_CLOCK_STEP,
+        FaultKind.OLDER_DIRECTORY,
+        FaultKind.COPY_COMMITS,
     }
 )
 

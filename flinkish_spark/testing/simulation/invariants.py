@@ -60,8 +60,15 @@ class Invariants:
     # -- owners ---------------------------------------------------------------------------------
     def took_over(self, process: Process, epoch: int) -> None:
         """Note that a takeover is done: record, seal and fence."""
+        if self._is_older:
+            return
         self.epochs[process] = epoch
         self.owner = max(self.owner, epoch)
+
+    @property
+    def _is_older(self) -> bool:
+        """Whether the directory was put back from a copy: what happens to it happens to no history."""
+        return self._world.other_timeline is not None and self._world.other_timeline.is_older
 
     def is_owner(self, process: Process) -> bool:
         """Whether a process is the newest owner."""
@@ -88,6 +95,7 @@ class Invariants:
 
     def query_started(self, driver: Process, folder: str) -> None:
         """Note that a recovery is over and a query runs."""
+        self._require(not self._is_older, Rule.ONE_TIMELINE, f"{driver.name} starts a query")
         if self.is_owner(driver):
             self._query_of, self._folder = driver, folder
             self._world.in_flight.clear()
@@ -106,6 +114,8 @@ class Invariants:
     # -- the job directory ----------------------------------------------------------------------
     def wrote(self, change: Change) -> None:
         """Look at a change of the job directory."""
+        if self._is_older:
+            return
         key = change.key
         folder, _, rest = key.partition("/")
         stem = rest.removesuffix(".json")
@@ -227,6 +237,8 @@ class Invariants:
     def _transaction_ended(self, transaction: Transaction, cause: str) -> None:
         name, decision = transaction.name, self.ledger.decision_of(transaction)
         self._world.note("transaction", f"{name} {transaction.state.value}: {cause}")
+        is_by_itself = cause in (TIMEOUT, DESTROYED)
+        self._require(is_by_itself or not self._is_older, Rule.ONE_TIMELINE, f"{name} was ended: {cause}")
         if transaction.state is TransactionState.COMMITTED:
             self._require(decision is not None, Rule.DECISION_FIRST, f"{name} is committed by {cause}")
             is_meant = decision is None or decision.shows(transaction)
@@ -258,6 +270,7 @@ class Invariants:
         )
 
     def _files_visible(self, files: Sequence[StagedFile]) -> None:
+        self._require(not self._is_older, Rule.ONE_TIMELINE, f"{len(files)} files were committed")
         for file in files:
             is_decided = self.ledger.decision_of(file) is not None
             self._require(is_decided, Rule.DECISION_FIRST, f"{file.name} is visible")

@@ -78,6 +78,18 @@ class MemoryStore:
             self.delete(key)
             self.put(other + key[len(folder) :], data)
 
+    def copy(self) -> MemoryStore:
+        """Return another store with the same objects."""
+        copied = MemoryStore()
+        for key, data in self.objects.items():
+            copied.put(key, data)
+        return copied
+
+    def become(self, other: MemoryStore) -> None:
+        """Hold what `other` holds, and nothing else."""
+        copied = other.copy()
+        self.objects, self._children, self._listings = copied.objects, copied._children, copied._listings
+
     def _link(self, key: str) -> None:
         while "/" in key:
             folder, _, name = key.rpartition("/")

@@ -147,12 +147,28 @@ class Table:
         """Return the last epoch of an application; -1 if none."""
         return self._epochs.get(app_id, -1)
 
-    def commit(self, names: Sequence[str], app_id: str, epoch: int) -> None:
+    def commit(self, names: Sequence[str], app_id: str, epoch: int, note: str) -> None:
         """Add files as one version."""
         added = [self.files[name] for name in names]
         self._epochs[app_id] = epoch
-        self._add(app_id, epoch, "STREAMING UPDATE", "", (*self.content, *added))
+        self._add(app_id, epoch, "STREAMING UPDATE", note, (*self.content, *added))
         self.on_commit(added)
+
+    def commit_elsewhere(self, app_id: str, epoch: int, note: str) -> Callable[[], None]:
+        """Add a version of somebody else under an application's id; return what takes it back."""
+        before = self._epochs.get(app_id)
+        self._epochs[app_id] = epoch
+        self._add(app_id, epoch, "STREAMING UPDATE", note, self.content)
+        foreign = self.versions[-1]
+
+        def undo() -> None:
+            foreign.app_id, foreign.epoch, foreign.operation, foreign.note = "", 0, "OPTIMIZE", ""
+            if before is None:
+                self._epochs.pop(app_id, None)
+            else:
+                self._epochs[app_id] = before
+
+        return undo
 
     def restore(self, number: int, note: str) -> None:
         """Add a version with the content of an older one; of none, if `number` is below 0."""

@@ -103,6 +103,8 @@ WEIGHTS: dict[K, float] = {
     K.ZOMBIE: 2.5,
     K.STALLED_THREAD: 2,
     K.WALL_CLOCK_STEP: 1,
+    K.OLDER_DIRECTORY: 1.5,
+    K.COPY_COMMITS: 1.5,
     K.TORN_WRITE: 2,
     K.LOST_REPLY: 2.5,
     K.REFUSED_WRITE: 2,

@@ -14,7 +14,9 @@ from flinkish_spark.kafka.transactions import KafkaCommittable, Liveness, OpenTr
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Barrier, TaskAck
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.sinks.delta_restore import checkpoint_note, mark_in
 from flinkish_spark.sinks.kafka_barriers import BARRIER_TASK, KafkaStaged, checkpoint_in
 from flinkish_spark.testing.simulation.faults import FaultKind as K
 from flinkish_spark.testing.simulation.frames import SimFrame
@@ -152,6 +154,30 @@ class SimTransactionClient:
         """Do nothing."""
 
 
+class SimMarks:
+    """In the place of :class:`~flinkish_spark.kafka.marks.KafkaMarks`."""
+
+    def __init__(self, world: World, call: SinkCall, uid: str) -> None:
+        self._world, self._call, self._uid = world, call, uid
+
+    def newest(self) -> Mark | None:
+        """Return the mark."""
+        self._ask("mark?")
+        return self._world.marks.get(self._uid)
+
+    def leave(self, mark: Mark) -> None:
+        """Write it."""
+        self._ask("mark")
+        self._world.marks[self._uid] = mark
+        if self._world.struck(K.LOST_SINK_REPLY):
+            raise _unavailable()
+
+    def _ask(self, what: str) -> None:
+        self._world.step(f"sink {what}", self._uid)
+        if self._call.is_cut_off or self._world.struck(K.SINK_UNAVAILABLE):
+            raise _unavailable()
+
+
 class SimDeltaCommits:
     """In the place of :class:`~flinkish_spark.bridge.delta_commits.DeltaCommits`."""
 
@@ -192,18 +218,37 @@ class SimDeltaCommits:
         """Return nothing: what is staged are data files."""
         return []
 
+    def newest_mark(self, path: str, app_id: str) -> Mark | None:
+        """Return which checkpoint `app_id` committed last."""
+        version = self.committed_version(path, app_id)
+        for one in reversed(self._table.versions):
+            row = one.described()
+            mark = mark_in(row["operationParameters"], row["userMetadata"], app_id)
+            if mark is not None and int(mark.checkpoint) == version:
+                return mark
+        return None
+
     def commit(
-        self, path: str, staged: Sequence[Mapping[str, Any]], app_id: str, version: int
+        self,
+        path: str,
+        staged: Sequence[Mapping[str, Any]],
+        app_id: str,
+        mark: Mark,
+        require_ours: Callable[[Mark], None],
     ) -> CommitResult:
         """Commit staged sets as one version."""
-        world = self._world
+        world, version = self._world, int(mark.checkpoint)
         world.step("table commit", f"{path} {version}")
         trouble = world.struck(K.SINK_UNAVAILABLE, K.LOST_SINK_REPLY)
         if trouble is K.SINK_UNAVAILABLE or self._call.is_cut_off:
             raise DeltaConflict("the simulated table conflicts")
+        found = self.newest_mark(path, app_id)
+        if found is not None:
+            require_ours(found)
         if self._table.committed_epoch(app_id) >= version:
             return CommitResult(False, None)
-        self._table.commit([a["add"]["path"] for s in staged for a in s["actions"]], app_id, version)
+        added = [a["add"]["path"] for s in staged for a in s["actions"]]
+        self._table.commit(added, app_id, version, checkpoint_note(app_id, mark))
         if trouble is K.LOST_SINK_REPLY:
             raise DeltaConflict("the simulated table's answer was lost")
         return CommitResult(True, len(self._table.versions))

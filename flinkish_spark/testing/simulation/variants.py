@@ -20,6 +20,7 @@ from flinkish_spark.protocol.decisions import Receipt
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.retention import Deletion, Part
+from flinkish_spark.protocol.timeline import Mark, Timeline
 from flinkish_spark.runtime import barrier_counter, ownership, retiring, supervisor
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.completion import Completion, DecisionRefused
@@ -260,6 +261,20 @@ def _barrier_records_of_any_checkpoint() -> Sequence[Patch]:
     return [mock.patch.object(KafkaStaged, "belongs_to", lambda self, checkpoint: True)]
 
 
+def _every_mark_is_ours() -> Sequence[Patch]:
+    return [mock.patch.object(Timeline, "why_not_ours", lambda self, mark, upto: "")]
+
+
+def _marks_without_tokens() -> Sequence[Patch]:
+    """Ids alone: what an older directory lacks is seen; what a copy has committed under its id is not."""
+    original = Timeline.why_not_ours
+    return [
+        mock.patch.object(
+            Timeline, "why_not_ours", lambda self, mark, upto: original(self, Mark(mark.checkpoint), upto)
+        )
+    ]
+
+
 def _input_not_looked_at_before_a_rewind() -> Sequence[Patch]:
     return [mock.patch.object(Inputs, "why_lost", lambda self, position: "")]
 
@@ -318,6 +333,8 @@ MORE = (
     Variant("hook states forgotten", _hook_states_forgotten),
     Variant("barriers not counted", _barriers_not_counted),
     Variant("barrier records of any checkpoint", _barrier_records_of_any_checkpoint),
+    Variant("every mark is ours", _every_mark_is_ours),
+    Variant("marks without tokens", _marks_without_tokens),
     Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
     Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.testing.simulation.faults import FaultKind, FaultPlan
 from flinkish_spark.testing.simulation.input_topic import InputTopic
 from flinkish_spark.testing.simulation.memory_store import MemoryStore
@@ -50,6 +52,22 @@ class _DestroysNothing:
 
     def about_to_write(self, process: Process, key: str) -> None:
         """Do nothing."""
+
+
+@dataclass(frozen=True)
+class OtherTimeline:
+    """The job directory is an older copy of itself, or a copy of it has committed elsewhere.
+
+    Parameters
+    ----------
+    is_older
+        Whether the directory was put back from a copy: then nothing at all may happen.
+    undo
+        What people do when a start was refused.
+    """
+
+    is_older: bool
+    undo: Callable[[], None]
 
 
 class World:
@@ -101,6 +119,10 @@ class World:
         self.destroyer: DestroysDecided = _DestroysNothing()
         #: Told of a sink that stages for a replay: its owner, uid and micro-batch; set by whoever looks.
         self.on_staged_again: Callable[[int, str, int], None] = lambda owner, sink, batch: None
+        #: What brokers keep as the mark of a sink or source, by uid.
+        self.marks: dict[str, Mark] = {}
+        #: What the job refuses to run beside, until somebody sees to it: takes it back. None if all is well.
+        self.other_timeline: OtherTimeline | None = None
         #: The checkpoint that the last driver could not replay, rightly; None if none did since then.
         self.not_replayable: int | None = None
 
