@@ -8,6 +8,7 @@ in memory that matters; the rules are in `protocol/micro_batches.py`, the files 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from flinkish_spark.drop_in.epoch_dir import EpochDir, committed
 from flinkish_spark.drop_in.steps import EpochObserver, EpochStep
 from flinkish_spark.drop_in.transactions import Transactions, handles_of
 from flinkish_spark.errors import (
+    AnotherTimelineError,
     BrokerUnavailableError,
     CommittableLostError,
     EnvironmentFault,
@@ -22,8 +24,9 @@ from flinkish_spark.errors import (
     FlinkishError,
     JobDirError,
 )
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.protocol.decisions import Verdict
-from flinkish_spark.protocol.ids import BatchId, JobUuid
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
 from flinkish_spark.protocol.micro_batches import (
     Attempt,
     AttemptDecision,
@@ -34,6 +37,7 @@ from flinkish_spark.protocol.micro_batches import (
     why_not_replaceable,
 )
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.store import CreateResult
 
 LOG = logging.getLogger(__name__)
@@ -75,13 +79,20 @@ class SinkEpochs:
         Told about steps; for crash tests.
     planner
         Names this driver, so that it gives up no attempt of another one.
+    marks
+        Says at the brokers which attempt was committed last; None for nothing.
     """
 
     def __init__(
-        self, directory: EpochDir, transactions: Transactions, observer: EpochObserver, planner: str
+        self,
+        directory: EpochDir,
+        transactions: Transactions,
+        observer: EpochObserver,
+        planner: str,
+        marks: KafkaMarks | None = None,
     ) -> None:
         self._dir, self._transactions, self._observer = directory, transactions, observer
-        self._planner = planner
+        self._planner, self._marks = planner, marks
 
     # -- before the tasks -----------------------------------------------------------------------
     def plan(self) -> Lease:
@@ -100,6 +111,9 @@ class SinkEpochs:
         self._observer.before(EpochStep.PLAN, "")
         sink = self._dir.sink_uuid()
         newest = self._dir.newest_attempt()
+        if newest is None or newest.planner != self._planner:
+            # A driver that goes on has the folder that it had before.
+            self._require_ours(newest)
         is_confirmed = newest is not None and self._is_confirmed(newest.number)
         finished: list[DecidedBatch] = []
         if newest is not None and not is_confirmed:
@@ -108,7 +122,8 @@ class SinkEpochs:
             unconfirmed = self._unconfirmed()
             finished = [batch for batch in unconfirmed if not self._finish(batch).lost]
             self._sweep(sink, newest.highest_block, unconfirmed)
-        attempt = next_attempt(newest, self._planner, newest_is_confirmed=is_confirmed)
+        token = secrets.token_hex(8)
+        attempt = next_attempt(newest, self._planner, newest_is_confirmed=is_confirmed, token=token)
         if self._dir.create_attempt(attempt) is CreateResult.EXISTS:
             raise FencedError(
                 f"attempt {attempt.number} was taken by another driver",
@@ -284,9 +299,44 @@ class SinkEpochs:
             except FlinkishError as error:
                 LOG.warning("%s is left to the next attempt: %s", handle.transactional_id, error)
 
+    # -- marks ----------------------------------------------------------------------------------
+    def _require_ours(self, newest: Attempt | None) -> None:
+        """Raise AnotherTimelineError if the brokers know an attempt that this folder does not."""
+        mark = None if self._marks is None else self._marks.newest()
+        if mark is None:
+            return
+        number = int(mark.checkpoint)
+        planned = self._dir.attempt(AttemptNumber(number)) if number else None
+        decision = None if planned is None else self._dir.decision(planned.number)
+        is_ahead = newest is None or number > int(newest.number)
+        is_other = planned is not None and bool(mark.token and planned.token and mark.token != planned.token)
+        is_given_up = decision is not None and decision.verdict is not Verdict.COMMIT
+        if is_ahead or is_other or is_given_up:
+            raise AnotherTimelineError(
+                f"the topic holds attempt {number} of this query, which its checkpoint has not committed; "
+                f"its newest is {newest.number if newest is not None else 'none'}",
+                why="the checkpoint is an older copy of itself, or a copy of it runs elsewhere",
+                what_to_do="put the newest checkpoint back, or stop the other query. To go on from this one "
+                "all the same, delete the folder flinkish-kafka in it: what was written behind it is written "
+                "again",
+                participant="the topic",
+                found=number,
+            )
+
+    def _mark(self, decided: DecidedBatch) -> None:
+        """Leave the mark of a decided batch, before the first of its transactions ends."""
+        if self._marks is None or not any(part.payload is not None for part in decided.first.parts):
+            return
+        attempt = self._dir.attempt(decided.first.attempt)
+        self._require_ours(self._dir.newest_attempt())
+        self._marks.leave(
+            Mark(CheckpointId(int(decided.first.attempt)), (attempt.token or None) if attempt else None)
+        )
+
     # -- finishing ------------------------------------------------------------------------------
     def _finish(self, decided: DecidedBatch) -> _Finished:
         """Commit every part of a decided batch; repeating it changes nothing."""
+        self._mark(decided)
         lost: list[StagedPart] = []
         proven: set[int] = set()
         details: dict[int, str] = {}

@@ -28,7 +28,8 @@ from flinkish_spark.drop_in.epochs import Lease, SinkEpochs
 from flinkish_spark.drop_in.sink_options import SinkOptions
 from flinkish_spark.drop_in.steps import EpochObserver
 from flinkish_spark.errors import InternalError
-from flinkish_spark.kafka import TransactionClient
+from flinkish_spark.kafka import KafkaAdmin, TransactionClient
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.kafka.staging_settings import DEFAULT_MAX_REQUEST_BYTES, StagingSettings
 from flinkish_spark.kafka.task_ids import free_transactional_id
 from flinkish_spark.kafka.wire_pool import WIRES
@@ -82,7 +83,11 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         directory = EpochDir(self._options.checkpoint_location)
         # The process serves the next micro-batch too, and a connection costs as much as a small one.
         with WIRES.wire(self._options.connection) as wire:
-            yield SinkEpochs(directory, TransactionClient.over(wire), self._make_observer(), planner)
+            marks, topic = None, self._options.topic
+            if topic is not None:
+                marks = KafkaMarks(KafkaAdmin.over(wire), directory.sink_uuid(), "micro-batches", topic)
+            client = TransactionClient.over(wire)
+            yield SinkEpochs(directory, client, self._make_observer(), planner, marks)
 
     # -- in a task ------------------------------------------------------------------------------
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:

@@ -57,12 +57,16 @@ class Attempt:
         Highest block that any attempt had so far.
     planner
         Which driver planned it; text to be compared, never parsed.
+    token
+        Tells it from the attempt with the same number that a copy of the checkpoint plans; empty in attempts
+        of before there were tokens.
     """
 
     number: AttemptNumber
     block: int
     highest_block: int
     planner: str
+    token: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.highest_block:
@@ -75,6 +79,7 @@ class Attempt:
             "block": self.block,
             "highest_block": self.highest_block,
             "planner": self.planner,
+            "token": self.token,
         }
 
     @classmethod
@@ -85,10 +90,13 @@ class Attempt:
             int(value["block"]),
             int(value["highest_block"]),
             str(value["planner"]),
+            str(value.get("token", "")),
         )
 
 
-def next_attempt(newest: Attempt | None, planner: str, *, newest_is_confirmed: bool) -> Attempt:
+def next_attempt(
+    newest: Attempt | None, planner: str, *, newest_is_confirmed: bool, token: str = ""
+) -> Attempt:
     """Return the attempt that is planned after `newest`.
 
     A block is used again only when its last attempt is confirmed: then no handle made from it can
@@ -96,11 +104,11 @@ def next_attempt(newest: Attempt | None, planner: str, *, newest_is_confirmed: b
     still be alive somewhere and would fence, or be fenced by, their successors.
     """
     if newest is None:
-        return Attempt(AttemptNumber(1), 1, 1, planner)
+        return Attempt(AttemptNumber(1), 1, 1, planner, token)
     number = AttemptNumber(newest.number.value + 1)
     if newest_is_confirmed:
-        return Attempt(number, newest.block, newest.highest_block, planner)
-    return Attempt(number, newest.highest_block + 1, newest.highest_block + 1, planner)
+        return Attempt(number, newest.block, newest.highest_block, planner, token)
+    return Attempt(number, newest.highest_block + 1, newest.highest_block + 1, planner, token)
 
 
 @dataclass(frozen=True, slots=True)

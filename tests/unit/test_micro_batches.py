@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from flinkish_spark.drop_in.epochs import SinkEpochs, StagedDataLostError
 from flinkish_spark.drop_in.settling import settle
 from flinkish_spark.drop_in.steps import EpochStep
 from flinkish_spark.errors import (
+    AnotherTimelineError,
     BrokerUnavailableError,
     CommittableLostError,
     ConfigError,
@@ -23,6 +25,7 @@ from flinkish_spark.errors import (
     JobDirError,
 )
 from flinkish_spark.kafka import Evidence, KafkaCommittable, Liveness, OpenTransaction
+from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.micro_batches import (
@@ -133,6 +136,19 @@ class DieAt:
         self._count()
 
 
+class Group:
+    """In the place of KafkaAdmin: one group's notes."""
+
+    def __init__(self) -> None:
+        self.notes: dict[tuple[str, int], str] = {}
+
+    def committed_notes(self, group: str) -> dict[tuple[str, int], str]:
+        return dict(self.notes)
+
+    def commit_offsets(self, group: str, offsets: dict[tuple[str, int], int], how: object, note: str) -> None:
+        self.notes.update(dict.fromkeys(offsets, note))
+
+
 @dataclass
 class Driver:
     """One driver over a checkpoint: plans, stages as tasks would, commits."""
@@ -141,9 +157,13 @@ class Driver:
     brokers: Brokers
     observer: DieAt | SilentObserver = field(default_factory=SilentObserver)
     name: str = "driver"
+    group: Group | None = None
 
     def epochs(self) -> SinkEpochs:
-        return SinkEpochs(EpochDir(self.checkpoint), self.brokers, self.observer, self.name)
+        directory, marks = EpochDir(self.checkpoint), None
+        if self.group is not None:
+            marks = KafkaMarks(self.group, directory.sink_uuid(), "micro-batches", "out")  # type: ignore[arg-type]
+        return SinkEpochs(directory, self.brokers, self.observer, self.name, marks)
 
     def stage(self, content: dict[int, list[int]]) -> tuple[AttemptNumber, list[StagedPart]]:
         lease = self.epochs().plan()
@@ -190,6 +210,37 @@ def _lose_a_decided_part(checkpoint: Path, brokers: Brokers) -> None:
     payload = decided.first.parts[1].payload
     assert payload is not None
     brokers.expire(KafkaCommittable.from_json(payload))
+
+
+def test_a_checkpoint_that_is_an_older_copy_writes_nothing(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    here, backup = tmp_path / "here", tmp_path / "backup"
+    for batch in range(2):
+        Driver(here, brokers, name="first", group=group).run(batch, _content(batch))
+    shutil.copytree(here, backup)
+    for batch in range(2, 5):
+        Driver(here, brokers, name="second", group=group).run(batch, _content(batch))
+    for name in ("third", "second"):
+        with pytest.raises(AnotherTimelineError, match=r"holds attempt 5 of this query.* its newest is 2"):
+            Driver(backup, brokers, name=name, group=group).run(2, _content(2))
+    assert brokers.visible() == _all_rows(5)
+    assert brokers.open() == []
+    Driver(here, brokers, name="third", group=group).run(5, _content(5))
+    assert brokers.visible() == _all_rows(6)
+
+
+def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    Driver(tmp_path / "one", brokers, name="first", group=group).run(0, _content(0))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one = Driver(tmp_path / "one", brokers, name="one", group=group)
+    other = Driver(tmp_path / "other", brokers, name="other", group=group)
+    _write(other.checkpoint / "offsets" / "1", "v1\n{}\n")
+    attempt, parts = other.stage(_content(1))
+    one.run(1, _content(1))
+    with pytest.raises(FlinkishError):
+        other.epochs().commit(attempt, BatchId(1), parts)
+    assert brokers.visible() == _all_rows(2)
 
 
 def test_clean_batches_use_few_ids_and_leave_nothing_open(tmp_path: Path) -> None:

@@ -168,13 +168,15 @@ class SimMarks:
     def leave(self, mark: Mark) -> None:
         """Write it."""
         self._ask("mark")
+        if self._call.is_cut_off:
+            raise _unavailable()
         self._world.marks[self._uid] = mark
         if self._world.struck(K.LOST_SINK_REPLY):
             raise _unavailable()
 
     def _ask(self, what: str) -> None:
         self._world.step(f"sink {what}", self._uid)
-        if self._call.is_cut_off or self._world.struck(K.SINK_UNAVAILABLE):
+        if self._world.struck(K.SINK_UNAVAILABLE):
             raise _unavailable()
 
 
