@@ -225,6 +225,9 @@ class SavepointMetadata:
         All state files.
     times
         Where event time stood; None if the job had none.
+    timeline
+        Token of the checkpoint's timeline: tells it from one with the same id that a copy of the job
+        directory took. Empty where it is not known.
     """
 
     savepoint: str
@@ -244,6 +247,7 @@ class SavepointMetadata:
     upstream: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[StateFile, ...] = ()
     times: EventTime | None = None
+    timeline: str = ""
 
     @property
     def rows(self) -> int:
@@ -280,6 +284,8 @@ class SavepointMetadata:
         }
         if self.times is not None:
             stored["times"] = self.times.to_json()
+        if self.timeline:
+            stored["timeline"] = self.timeline
         return stored
 
     @classmethod
@@ -313,6 +319,7 @@ class SavepointMetadata:
             dict(value["upstream"]),
             tuple(StateFile.from_json(f) for f in value["files"]),
             None if value.get("times") is None else EventTime.from_json(value["times"]),
+            str(value.get("timeline", "")),
         )
 
 

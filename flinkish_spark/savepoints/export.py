@@ -302,7 +302,8 @@ def export_savepoint(
     """
     check_outside(target, job_root)
     place = SavepointDir(target)
-    known = place.finished_by(facts.uuid, decision.checkpoint)
+    timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
+    known = place.finished_by(facts.uuid, decision.checkpoint, timeline)
     if known is not None:
         return SavepointHandle(target, known)
     place.prepare()
@@ -344,6 +345,7 @@ def export_savepoint(
         upstream=dict(upstream),
         files=exported.files,
         times=decision.times,
+        timeline=timeline,
     )
     sync_folders(target, exported.files)
     # The savepoint exists from here on.

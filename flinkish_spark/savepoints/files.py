@@ -131,8 +131,15 @@ class SavepointDir:
         )
 
     # -- writing --------------------------------------------------------------------------------
-    def finished_by(self, job: JobUuid, checkpoint: CheckpointId) -> SavepointMetadata | None:
+    def finished_by(
+        self, job: JobUuid, checkpoint: CheckpointId, timeline: str = ""
+    ) -> SavepointMetadata | None:
         """Return the savepoint if this checkpoint was exported here before; None if nothing was.
+
+        Parameters
+        ----------
+        timeline
+            Token of the checkpoint; empty if it is not known.
 
         Raises
         ------
@@ -143,10 +150,12 @@ class SavepointDir:
             known = self.metadata()
         except SavepointNotFound:
             return None
-        if (known.job_uuid, known.checkpoint) != (job, checkpoint):
+        is_other = bool(timeline and known.timeline and timeline != known.timeline)
+        if is_other or (known.job_uuid, known.checkpoint) != (job, checkpoint):
             raise SavepointFailed(
                 f"there is another savepoint at {self.path}",
-                why=f"it is checkpoint {known.checkpoint} of job '{known.job}'",
+                why=f"it is checkpoint {known.checkpoint} of "
+                + ("a copy of this job's directory" if is_other else f"job '{known.job}'"),
                 what_to_do="export to a directory of its own",
             )
         return known
@@ -190,7 +199,7 @@ class SavepointDir:
         data = seal("savepoint", metadata.to_json())
         if self._store.create_if_absent(METADATA_KEY, data) is CreateResult.EXISTS:
             # Another export of the same checkpoint was faster. Its files are named, ours are not.
-            found = self.finished_by(metadata.job_uuid, metadata.checkpoint)
+            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
             assert found is not None
             metadata = found
         named = {file.path for file in metadata.files}

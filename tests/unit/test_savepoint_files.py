@@ -67,6 +67,15 @@ def place(tmp_path: Path) -> Path:
     return root
 
 
+def test_the_savepoint_of_a_copy_of_the_job_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    root = tmp_path / "savepoint"
+    SavepointDir(root).prepare()
+    SavepointDir(root).finish(replace(metadata(write_file(root)), timeline="a" * 16))
+    assert SavepointDir(root).finished_by(JOB, CheckpointId(7), "a" * 16) == SavepointDir(root).metadata()
+    with pytest.raises(SavepointFailed, match="checkpoint 7 of a copy of this job's directory"):
+        SavepointDir(root).finished_by(JOB, CheckpointId(7), "b" * 16)
+
+
 # -- state files ------------------------------------------------------------------------------------
 
 
@@ -191,6 +200,7 @@ def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp
 
 def test_an_export_that_is_repeated_finds_what_the_first_one_made(place: Path) -> None:
     known = SavepointDir(place).finished_by(JOB, CheckpointId(7))
+    assert SavepointDir(place).finished_by(JOB, CheckpointId(7), "a" * 16) == known
     assert known == SavepointDir(place).metadata()
     with pytest.raises(SavepointFailed, match="another savepoint"):
         SavepointDir(place).finished_by(JOB, CheckpointId(8))
