@@ -134,9 +134,10 @@ class Rig:
         return sorted(line for text in self.visible().values() for line in text.splitlines())
 
     def hidden(self) -> list[str]:
-        """Return the files that readers do not see, below the sink's hidden folder."""
+        """Return the files that readers do not see, below the sink's hidden folder, but for its mark."""
         found = self.files.hidden.rglob("*") if self.files.hidden.exists() else []
-        return sorted(str(p.relative_to(self.files.hidden)) for p in found if p.is_file())
+        names = (p.relative_to(self.files.hidden) for p in found if p.is_file())
+        return sorted(str(name) for name in names if name.parts[0] != "timeline")
 
 
 def completed(

@@ -113,7 +113,8 @@ class Transactions:
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Transactions:
     made = Transactions(tmp_path)
-    monkeypatch.setattr("flinkish_spark.sinks.kafka.TransactionClient", lambda connection: made)
+    monkeypatch.setattr("flinkish_spark.sinks.kafka.TransactionClient.over", lambda wire: made)
+    monkeypatch.setattr("flinkish_spark.sinks.kafka.KafkaMarks", lambda *args: None)
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from flinkish_spark import KafkaManifest
@@ -67,6 +69,7 @@ def owner(tmp_path, topic, epoch, monkeypatch, before_create=lambda: None):
         return handle
 
     monkeypatch.setattr(writer, "_client", topic)
+    monkeypatch.setattr(writer, "_marks", SimpleNamespace(newest=lambda: None, leave=lambda mark: None))
     monkeypatch.setattr(writer, "_stage", stage)
     return writer
 
