@@ -51,6 +51,8 @@ def settle_timeline(
     ahead = {who: mark.checkpoint for who, mark, _ in foreign}
     error = another_timeline(who, mark, owned.ownership.timeline.newest, why, ahead)
     if not job_dir.timeline_is_ordered():
+        # What a deposed process takes for another timeline is its successor.
+        owned.ownership.check()
         raise error
     _accept(owned, [mark for _, mark in marks], clock, error.what)
     return True

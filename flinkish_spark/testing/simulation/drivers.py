@@ -271,10 +271,12 @@ class Driver:
 
     def _see_to_timeline(self) -> bool:
         """Take back what the job refuses to run beside; return whether there was anything."""
-        other, self._world.other_timeline = self._world.other_timeline, None
+        other = self._world.other_timeline
         if other is None:
             return False
-        other.undo()
+        if other.is_older or not self._is_zombie():
+            self._world.other_timeline = None
+            other.undo()
         return True
 
     def _is_lost(self, error: CommittableLostError) -> bool:

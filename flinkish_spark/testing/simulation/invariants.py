@@ -169,6 +169,10 @@ class Invariants:
             if body["verdict"] == "COMMIT":
                 self.decisions.decided(self.ledger.decision_record(body), change, self.owner)
         elif part == "receipt.json":
+            known = self.ledger.commits.get(checkpoint)
+            if change.moment is Moment.LATE and known is not None and known.has_receipt:
+                # It has had one meanwhile, and a rewind may have set back since what that one was about.
+                return
             self.decisions.confirmed(checkpoint)
 
     def _decision_deleted(self, checkpoint: int) -> None:
