@@ -22,6 +22,7 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.steps import Observer, Step
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
 
 LOG = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class Confirmation:
         Asked while waiting for a system that cannot answer.
     manifest
         Told of every checkpoint that all sinks have committed.
+    waiting
+        Notes what this thread waits for.
     """
 
     def __init__(
@@ -55,11 +58,12 @@ class Confirmation:
         observer: Observer,
         is_stopping: Callable[[], bool],
         manifest: ManifestWriter = NO_MANIFEST,
+        waiting: Waiting = unwatched,
     ) -> None:
         self._job_dir, self._ownership = job_dir, ownership
         self._committers, self._sources = committers, sources
         self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
-        self._manifest = manifest
+        self._manifest, self._waiting = manifest, waiting
 
     def confirm(self, decision: Decision) -> Receipt:
         """Finish a decided checkpoint.
@@ -220,6 +224,12 @@ class Confirmation:
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
         """Repeat until done: after the decision there is no other way out but evidence of a loss."""
+        with self._waiting(f"{what} to end"):
+            return self._repeated(attempt, what)
+
+    def _repeated(
+        self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
+    ) -> list[CommitAnswer]:
         pause_ms = _FIRST_PAUSE_MS
         while True:
             answers, is_done = attempt()

@@ -47,6 +47,7 @@ from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
 from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.runtime.watchdog import Wait, Watchdog
 
 LOG = logging.getLogger(__name__)
 _WATCH_MS = 100
@@ -83,6 +84,8 @@ class Supervisor:
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
         self.states = JobStates(engine.uids, settings.listeners)
+        self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
+        self._waiting = self._watchdog.waiting
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -107,8 +110,10 @@ class Supervisor:
             The job cannot start, or failed in a way that a restart does not mend.
         """
         lock: OwnerLock | None = None
+        self._watchdog.start(self._settings.threads)
         try:
-            self._engine.check()
+            with self._waiting("the checks before the start to end"):
+                self._engine.check()
             waiting = self._engine.lock()
             if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
                 self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
@@ -127,7 +132,13 @@ class Supervisor:
             self.control.over()
             if lock is not None:
                 lock.release()
-            self._settings.hooks.close()
+            with self._waiting("the master hooks to be closed"):
+                self._settings.hooks.close()
+            self._watchdog.stop()
+            self.progress.waits = ()
+
+    def _note_waits(self, waits: tuple[Wait, ...]) -> None:
+        self.progress.waits = waits
 
     def _run_owned(self) -> _Turn:
         settings, job = self._settings, self._engine.record_job()
@@ -167,8 +178,10 @@ class Supervisor:
             self._ended()
             return _Turn.OVER
         finally:
-            self._outside.stop()
-            owned.close()
+            with self._waiting("the thread that takes requests to end"):
+                self._outside.stop()
+            with self._waiting("the sinks' connections to be closed"):
+                owned.close()
 
     def _goes_on(self, why: str) -> None:
         """Say that the query starts again although nothing has failed."""
@@ -204,7 +217,8 @@ class Supervisor:
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        clock.wait(control.cancel_wanted, delay_ms)
+        # Told to stop, it is started once more at once, to take its last checkpoint.
+        clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
 
     # -- one start of the query -----------------------------------------------------------------
@@ -220,13 +234,17 @@ class Supervisor:
             tracker.timing(settings.observer),
             self.control.must_give_up,
             owned.manifest,
+            self._waiting,
         )
         self.control.detach()
-        start, kept, stored = self._recover(owned, confirmation)
-        if not until_answered(inputs.check, self.control.must_give_up):
-            raise Interrupted("waiting for the input")
+        with self._waiting("the recovery to end"):
+            start, kept, stored = self._recover(owned, confirmation)
+        with self._waiting("the sources to be asked before the start"):
+            if not until_answered(inputs.check, self.control.must_give_up):
+                raise Interrupted("waiting for the input")
         control = self._control_file(owned)
-        plan = self._engine.plan(control)
+        with self._waiting("Spark to plan the query"):
+            plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
             self._engine.confirmed(newest)
@@ -261,6 +279,7 @@ class Supervisor:
                 on_receipt=self._completed.completed,
                 on_aging=self.states.aging,
                 time=time,
+                waiting=self._waiting,
             ),
             kept,
         )
@@ -268,7 +287,8 @@ class Supervisor:
         self._last = last = LastCheckpoint(self.control, time, coordinator)
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
         self.control.is_starting = False
-        query = plan.start(log, writer)
+        with self._waiting("Spark to start the query"):
+            query = plan.start(log, writer)
         coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
         self.control.attach(coordinator)
@@ -324,7 +344,8 @@ class Supervisor:
         newest = self._job_dir.newest_commit()
         self.states.goes_on_from(None if newest is None else newest.checkpoint)
         savepoint = self._engine.restored_from() if newest is None else None
-        stored = owned.restore(newest, savepoint, settings.hooks)
+        with self._waiting("the master hooks to be restored"):
+            stored = owned.restore(newest, savepoint, settings.hooks)
         if newest is not None:
             self._failures = self._failures.completed(newest.checkpoint)
         return start, kept, stored
@@ -342,10 +363,11 @@ class Supervisor:
             if self._last.is_confirmed:
                 return
             self._last.look()
-            if not query.is_active:
-                failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
-                raise failure or query.exception() or QueryFailed("the query ended by itself")
-            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            with self._waiting("Spark to say how the query is"):
+                if not query.is_active:
+                    failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
+                    raise failure or query.exception() or QueryFailed("the query ended by itself")
+                self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _tear_down(
@@ -354,8 +376,9 @@ class Supervisor:
         """End query and coordinator; both have ended when this returns, or the JVM is gone."""
         gate.stop()
         coordinator.stop()
-        query.stop()
-        self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+        with self._waiting("Spark to end the query"):
+            query.stop()
+            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
         coordinator.join()
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
@@ -392,5 +415,6 @@ class Supervisor:
             notify=note,
             must_wait=coordinator.must_wait,
             time=time,
+            waiting=self._waiting,
         )
         return EpochWriter(start.next_batch, parts)
