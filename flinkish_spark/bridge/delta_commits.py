@@ -128,6 +128,10 @@ class DeltaCommits:
             return CommitResult(False, None)
         return CommitResult(found["userMetadata"] == mine, int(found["version"]))
 
+    def interrupt(self) -> None:
+        """Let a commit of rows that another thread is in fail; one of files runs no long Spark job."""
+        self._rows.interrupt()
+
     def version_of(self, path: str, app_id: str, version: int) -> int | None:
         """Return the table version of a checkpoint if it is a recent one."""
         found = self._commit_of(path, app_id, version)

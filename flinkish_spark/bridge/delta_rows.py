@@ -111,6 +111,12 @@ class DeltaRows:
                 raise DeltaConflict("somebody made the table at the same moment") from error
             raise_translated(translated(error), error)
 
+    def interrupt(self) -> None:
+        """Let the Spark jobs of a commit that another thread is in fail."""
+        if self._own is not None:
+            # Nobody else runs anything in it.
+            self._own.interruptAll()
+
     def _write(
         self,
         path: str,

@@ -86,6 +86,7 @@ class Supervisor:
         self.states = JobStates(engine.uids, settings.listeners)
         self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
         self._waiting = self._watchdog.waiting
+        self._owned: OwnedJob | None = None
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -139,6 +140,9 @@ class Supervisor:
 
     def _note_waits(self, waits: tuple[Wait, ...]) -> None:
         self.progress.waits = waits
+        if waits and self._owned is not None and self.control.cancel_wanted.is_set():
+            # What was decided is finished by the next start; whoever cancels a job does not wait for it.
+            self._owned.interrupt()
 
     def _run_owned(self) -> _Turn:
         settings, job = self._settings, self._engine.record_job()
@@ -150,6 +154,7 @@ class Supervisor:
         pins = self._engine.pins(log)
         manifest = self._engine.manifest(job, ownership)
         owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
+        self._owned = owned
         keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
         self._tracker = tracker
@@ -180,6 +185,7 @@ class Supervisor:
         finally:
             with self._waiting("the thread that takes requests to end"):
                 self._outside.stop()
+            self._owned = None
             with self._waiting("the sinks' connections to be closed"):
                 owned.close()
 

@@ -1,7 +1,9 @@
-"""Every call into the JVM that a checkpoint of a Delta sink makes fails once, as the JVM lets calls fail."""
+"""Every call into the JVM that a checkpoint of a Delta sink makes fails once, and none keeps a cancel out."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 
 from flinkish_spark import Upsert
+from flinkish_spark.bridge import delta_rows
 from flinkish_spark.errors import FlinkishError
+from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.runtime.failures import classify
 from tests.crash.sweep.files import OUTAGE
 from tests.crash.sweep.gateway import hook_gateway
@@ -69,3 +73,34 @@ def test_every_call_into_the_jvm_fails_once(spark: Any, tmp_path: Path, unhook: 
         checkpoint += 1
     wanted = Counter({(1, "a"): 1, (2, "b"): 1} | {(n, "x"): 1 for n in range(3, checkpoint)})
     assert rig.rows("id", "v") == wanted
+
+
+def test_a_merge_that_takes_hours_lets_a_cancel_through(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id LONG, v STRING", mode=Upsert(("id",)))
+    rig.put(1, [(1, "a")])
+    staged = rig.stage(200, [(2, "b")])
+    for_hours = "SELECT sum(sqrt(id)) FROM range(0, 1000000000000, 1, 1)"
+    ended: list[BaseException] = []
+
+    def commit() -> None:
+        with monkeypatch.context() as slow:
+            slow.setattr(delta_rows, "merge_statement", lambda *args, **kwargs: for_hours)
+            try:
+                rig.commit(2, staged)
+            except Exception as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=commit, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.5)
+        rig.committer.interrupt()
+    thread.join(1)
+    assert len(ended) == 1, "the commit did not end"
+    assert isinstance(classify(ended[0]), FlinkishError) and "ancel" in str(classify(ended[0]))
+    # The next start commits it.
+    assert rig.commit(2, staged).outcome is Outcome.COMMITTED
+    assert rig.rows("id", "v") == Counter({(1, "a"): 1, (2, "b"): 1})
