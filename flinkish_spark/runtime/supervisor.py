@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from flinkish_spark.coordinator import CheckpointCoordinator
@@ -22,6 +23,7 @@ from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.control_source import ControlFile
@@ -45,6 +47,7 @@ from flinkish_spark.runtime.rewinding import RewindRefused, SourcePositions, ord
 from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.runtime.threads import GivenUp, outcome_of
 from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.runtime.tracking import CheckpointTracker
 from flinkish_spark.runtime.watchdog import Wait, Watchdog
@@ -351,10 +354,19 @@ class Supervisor:
         self.states.goes_on_from(None if newest is None else newest.checkpoint)
         savepoint = self._engine.restored_from() if newest is None else None
         with self._waiting("the master hooks to be restored"):
-            stored = owned.restore(newest, savepoint, settings.hooks)
+            stored = self._restored(partial(owned.restore, newest, savepoint, settings.hooks))
         if newest is not None:
             self._failures = self._failures.completed(newest.checkpoint)
         return start, kept, stored
+
+    def _restored(self, restore: Callable[[], EventTime | None]) -> EventTime | None:
+        settings = self._settings
+        # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+        give_up = self.control.cancel_wanted.is_set
+        try:
+            return outcome_of(restore, "flinkish-restore-hooks", settings.threads, settings.clock, give_up)
+        except GivenUp:
+            raise Interrupted("restoring the master hooks") from None
 
     def _control_file(self, owned: OwnedJob) -> ControlFile:
         folder = self._settings.root / "control"

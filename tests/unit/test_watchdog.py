@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flinkish_spark.runtime.threads import SystemThreads
+from flinkish_spark.clock import SystemClock
+from flinkish_spark.runtime.threads import GivenUp, SystemThreads, outcome_of
 from flinkish_spark.runtime.watchdog import Wait, Watchdog
 from flinkish_spark.runtime.workers import Workers
 from tests.clocks import ManualClock
@@ -143,3 +144,23 @@ def test_a_commit_that_takes_two_minutes_is_named_with_sink_and_checkpoint_and_f
     assert said["why_dead"] == [("sink 'a' to say what of checkpoint 1 is left", 120)]
     assert said["commit"] == [("committing checkpoint 1 to sink 'a' to end", 120)]
     assert (rig.confirmed, rig.answers, watched.after(120)) == ([1], ["user=COMPLETED"], [])
+
+
+def test_what_may_hang_is_given_up_when_the_job_is_to_end() -> None:
+    """A master hook whose system never answers keeps no cancel out."""
+    hangs, clock, asked = threading.Event(), SystemClock(), []
+
+    def must_give_up() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    with pytest.raises(GivenUp, match="hooks"):
+        outcome_of(hangs.wait, "hooks", SystemThreads(), clock, must_give_up)
+    hangs.set()
+    assert outcome_of(lambda: 7, "hooks", SystemThreads(), clock, lambda: False) == 7
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        outcome_of(fail, "hooks", SystemThreads(), clock, lambda: False)
