@@ -74,7 +74,7 @@ class CheckpointCoordinator:
         self._stopping = threading.Event()
         self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
         self.failure: BaseException | None = None
-        self._workers = Workers(parts.threads, self._fail)
+        self._workers = Workers(parts.threads, self._fail, parts.waiting)
         #: A copy for other threads.
         self._needs_micro_batches = False
         self._exports = SavepointExports(parts.write_savepoint)
@@ -132,7 +132,8 @@ class CheckpointCoordinator:
     def join(self) -> None:
         """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
         if self._thread is not None:
-            self._thread.join()
+            with self._parts.waiting("the coordinator to end"):
+                self._thread.join()
 
     @property
     def is_stopping(self) -> bool:
@@ -156,7 +157,8 @@ class CheckpointCoordinator:
             if not self._stopping.is_set():
                 self.begin()
             while not self._stopping.is_set() and self.failure is None:
-                self.tick()
+                with self._parts.waiting("the coordinator's step to end"):
+                    self.tick()
                 self._parts.clock.wait(self._stopping, _TICK_MS)
         except BaseException as error:
             self._fail(error)

@@ -12,7 +12,8 @@ A message says what happened, why, and what to do next; the facts are attributes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 
 class FlinkishError(Exception):
@@ -130,3 +131,30 @@ class CorruptObjectError(EnvironmentFault):
 
 class InternalError(FlinkishError):
     """A rule of the protocol was broken; a bug in this package."""
+
+
+def raise_translated(known: BaseException, error: BaseException) -> NoReturn:
+    """Raise what a caught `error` means; called where it was caught, by everything that translates errors.
+
+    Parameters
+    ----------
+    known
+        What it means; `error` itself where nothing better is known. ``raise error from error`` would make it
+        its own cause, and whoever looks through its causes would never come to an end.
+    """
+    if known is error:
+        raise error
+    raise known from error
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, what caused it, what caused that, and so on; each once.
+
+    Libraries raise exceptions that are their own cause, or the cause of their cause.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__

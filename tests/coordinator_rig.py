@@ -36,6 +36,7 @@ from flinkish_spark.runtime.ownership import Ownership, take_over
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog
 from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
 from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import CreateResult, ObjectMissing
 from tests.clocks import ManualClock
@@ -275,6 +276,7 @@ class Rig:
         on_receipt: Callable[[Decision], None] = lambda decision: None,
         begin: bool = True,
         time: Timekeeping = NO_TIME,
+        waiting: Waiting = unwatched,
     ) -> None:
         config = config or by_hand()
         self.store = MemoryStore() if store is None else store
@@ -304,6 +306,7 @@ class Rig:
             self.clock,
             self.tracker.timing(self.observer),
             lambda: self.coordinator.is_stopping,
+            waiting=waiting,
         )
         self.parts = CoordinatorParts(
             config=config,
@@ -330,6 +333,7 @@ class Rig:
             on_decided=on_decided,
             on_receipt=on_receipt,
             time=time,
+            waiting=waiting,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)
         if begin:

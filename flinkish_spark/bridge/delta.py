@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, DeltaConflict, DeltaRefused, translated
 from flinkish_spark.bridge.session import jvm
+from flinkish_spark.errors import raise_translated
 from flinkish_spark.sinks.delta_modes import OverwritePartitions, mode_from_json
 from flinkish_spark.sinks.delta_table import TableInfo, why_not_as_files
 
@@ -83,7 +84,7 @@ class DeltaTables:
                 "protocol": json.loads(transaction.protocol().json()),
             }
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def check_schema(
         self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
@@ -108,7 +109,7 @@ class DeltaTables:
                 False,
             )
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def _write_command(
         self, log: Any, frame: DataFrame, partition_by: Sequence[str], options: Mapping[str, str]
@@ -168,7 +169,7 @@ class DeltaTables:
                     "userMetadata": first.get("userMetadata"),
                 }
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def commit(
         self,
@@ -228,7 +229,7 @@ class DeltaTables:
             )
             return int(transaction.commit(self._seq([marker, *removing, *adding]), operation))
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def _make_table(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
         first = staged[0]["metadata"]

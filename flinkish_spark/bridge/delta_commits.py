@@ -167,6 +167,10 @@ class DeltaCommits:
             require_ours(self._mark(path, app_id, version))
         return CommitResult(is_new, int(found["version"]))
 
+    def interrupt(self) -> None:
+        """Let a commit of rows that another thread is in fail; one of files runs no long Spark job."""
+        self._rows.interrupt()
+
     def version_of(self, path: str, app_id: str, version: int) -> int | None:
         """Return the table version of a checkpoint if it is a recent one."""
         found = self._commit_of(path, app_id, version)

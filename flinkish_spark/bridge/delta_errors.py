@@ -44,11 +44,17 @@ NO_TABLE = (
     "PATH_NOT_FOUND",
 )
 _VIOLATIONS = ("DeltaInvariantViolationException", "InvariantViolationException")
+#: Delta's own that are no refusals: a file or a disk that is not as it should be.
+_FAILURES = ("DeltaIOException", "DeltaFileNotFoundException", "DeltaChecksumException")
 _MOST_CAUSES = 12
 
 
 def translated(error: Exception) -> Exception:
-    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits."""
+    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits.
+
+    The same is what a full disk or a failed task comes to; raised by
+    :func:`~flinkish_spark.errors.raise_translated`.
+    """
     causes = list(_causes(error))
     for _, message in causes:
         if VIOLATION_MARKER in message:
@@ -60,7 +66,7 @@ def translated(error: Exception) -> Exception:
         if any(conflict in name for conflict in _CONFLICTS):
             return DeltaConflict(f"{name}: {message[:500]}")
     name, message = causes[0]
-    if "AnalysisException" in name or name.startswith("Delta"):
+    if "AnalysisException" in name or (name.startswith("Delta") and name not in _FAILURES):
         return DeltaRefused(message[:2000])
     return error
 
@@ -77,6 +83,7 @@ def _causes(error: Exception) -> list[tuple[str, str]]:
     if java is None:
         return [(type(error).__name__, str(error).split("\n\tat ")[0])]
     found: list[tuple[str, str]] = []
+    # A chain of Java's, too, can come back to where it was.
     while java is not None and len(found) < _MOST_CAUSES:
         message = str(java.getMessage()).split("\n\tat ")[0]
         found.append((str(java.getClass().getSimpleName()), message))

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, NO_TABLE, DeltaRefused, condition_of, translated
 from flinkish_spark.bridge.delta_files import files_of
+from flinkish_spark.errors import raise_translated
 
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _FIRST_PAGE = 100
@@ -64,7 +65,7 @@ class DeltaHistory:
             gone = older - set(self._spark.read.format("delta").load(path).inputFiles())
             return files_of(self._spark).missing(dict.fromkeys(unquote(name) for name in sorted(gone)))
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def restore(self, path: str, version: int, note: str) -> None:
         """Commit a version that holds what `version` held; `note` goes into its history.
@@ -90,7 +91,7 @@ class DeltaHistory:
         try:
             return session.sql(text).collect()
         except FROM_THE_JVM as error:
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
 
 def _quoted(path: str) -> str:

@@ -24,6 +24,7 @@ from flinkish_spark.bridge.delta_errors import (
     translated,
 )
 from flinkish_spark.bridge.delta_staged_rows import BATCH, DELETED, ORDER, read_staged
+from flinkish_spark.errors import raise_translated
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import (
     Append,
@@ -66,7 +67,7 @@ class DeltaRows:
         except FROM_THE_JVM as error:
             if condition_of(error) in NO_TABLE:
                 return None
-            raise translated(error) from error
+            raise_translated(translated(error), error)
 
     def commit(
         self,
@@ -108,7 +109,13 @@ class DeltaRows:
         except FROM_THE_JVM as error:
             if "PATH_EXISTS" in condition_of(error) or "ALREADY_EXISTS" in condition_of(error):
                 raise DeltaConflict("somebody made the table at the same moment") from error
-            raise translated(error) from error
+            raise_translated(translated(error), error)
+
+    def interrupt(self) -> None:
+        """Let the Spark jobs of a commit that another thread is in fail."""
+        if self._own is not None:
+            # Nobody else runs anything in it.
+            self._own.interruptAll()
 
     def _write(
         self,

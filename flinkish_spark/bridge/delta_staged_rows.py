@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, VIOLATION_MARKER, translated
 from flinkish_spark.bridge.delta_files import escaped
+from flinkish_spark.errors import raise_translated
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import Upsert, WriteMode
 from flinkish_spark.sinks.delta_table import TableInfo, physical_name, physical_type
@@ -60,7 +61,7 @@ def write_rows(frame: DataFrame, folder: str, batch: int, mode: WriteMode, rules
     try:
         marked.write.mode("error").parquet(folder)
     except FROM_THE_JVM as error:
-        raise translated(error) from error
+        raise_translated(translated(error), error)
 
 
 def _conditions(frame: DataFrame, mode: WriteMode, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:

@@ -8,7 +8,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
-from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.errors import EnvironmentFault, causes_of
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
@@ -67,14 +67,11 @@ def probe(spark: SparkSession) -> SparkProbe:
 
 def is_gateway_gone(error: BaseException) -> bool:
     """Whether `error` means that the JVM died, rather than that it refused something."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, Py4JNetworkError | ConnectionError | EOFError):
-            return True
-        if type(seen) is Py4JError and _says_nobody_answered(str(seen)):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        isinstance(one, Py4JNetworkError | ConnectionError | EOFError)
+        or (type(one) is Py4JError and _says_nobody_answered(str(one)))
+        for one in causes_of(error)
+    )
 
 
 def _says_nobody_answered(text: str) -> bool:

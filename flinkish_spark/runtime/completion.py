@@ -104,7 +104,10 @@ class Completion:
             pause_ms = _FIRST_PAUSE_MS
             while True:
                 try:
-                    dead = committer.why_dead(committables)
+                    with self._parts.waiting(
+                        f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"
+                    ):
+                        dead = committer.why_dead(committables)
                     break
                 except EnvironmentFault as fault:
                     if not fault.restartable:

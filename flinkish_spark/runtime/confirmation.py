@@ -29,6 +29,7 @@ from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.steps import Observer, Step
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
 
 LOG = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Confirmation:
         Told of every checkpoint that all sinks have committed.
     job
         Whose mark sources keep; None for none.
+    waiting
+        Notes what this thread waits for.
     """
 
     def __init__(
@@ -65,11 +68,12 @@ class Confirmation:
         is_stopping: Callable[[], bool],
         manifest: ManifestWriter = NO_MANIFEST,
         job: JobUuid | None = None,
+        waiting: Waiting = unwatched,
     ) -> None:
         self._job_dir, self._ownership = job_dir, ownership
         self._committers, self._sources = committers, sources
         self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
-        self._manifest, self._job = manifest, job
+        self._manifest, self._job, self._waiting = manifest, job, waiting
 
     def confirm(self, decision: Decision) -> Receipt:
         """Finish a decided checkpoint.
@@ -237,6 +241,12 @@ class Confirmation:
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
         """Repeat until done: after the decision there is no other way out but evidence of a loss."""
+        with self._waiting(f"{what} to end"):
+            return self._repeated(attempt, what)
+
+    def _repeated(
+        self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
+    ) -> list[CommitAnswer]:
         pause_ms = _FIRST_PAUSE_MS
         while True:
             answers, is_done = attempt()

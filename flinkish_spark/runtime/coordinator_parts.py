@@ -26,6 +26,7 @@ from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
 from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
 from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 from flinkish_spark.sinks.base import Committer
 
 #: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
@@ -85,6 +86,8 @@ class CoordinatorParts:
         Called after a receipt, in the thread that wrote it.
     on_aging
         Told of staged data that has waited for half of its lifetime.
+    waiting
+        Notes what threads wait for.
     """
 
     config: CheckpointConfig
@@ -112,3 +115,4 @@ class CoordinatorParts:
     time: Timekeeping = NO_TIME
     on_aging: Callable[[StagedAge], None] = lambda age: None
     on_decided: Callable[[Decision], bool] = lambda decision: False
+    waiting: Waiting = unwatched

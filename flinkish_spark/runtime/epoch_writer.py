@@ -20,6 +20,7 @@ from flinkish_spark.runtime.engine import Staging
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.steps import Observer, Step
 from flinkish_spark.runtime.time_keeper import NO_TIME, Timekeeping
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 
 _GATE_POLL_MS = 20
 
@@ -86,6 +87,8 @@ class EpochWriterParts:
         Whether to hold the next micro-batch back.
     time
         Makes of what tasks report what the next micro-batch is told.
+    waiting
+        Notes what this thread waits for.
     """
 
     job_dir: JobDir
@@ -98,6 +101,7 @@ class EpochWriterParts:
     notify: Callable[[StagedBatch, int], None]
     must_wait: Callable[[], bool]
     time: Timekeeping = NO_TIME
+    waiting: Waiting = unwatched
 
 
 class EpochWriter:
@@ -127,10 +131,12 @@ class EpochWriter:
                 why="its checkpoint changed behind this owner's back",
                 what_to_do="make sure that only this job uses the job directory",
             )
-        parts.gate.enter(parts.must_wait)
+        with parts.waiting(f"checkpoints to be confirmed, before micro-batch {batch} may be staged"):
+            parts.gate.enter(parts.must_wait)
         parts.ownership.check()
         began_ms = parts.clock.monotonic_ms()
-        staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
+        with parts.waiting(f"micro-batch {batch} to be staged"):
+            staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
         parts.observer.before(Step.STAGED_FILE, str(batch))
         parts.job_dir.write_staged(staged)
         parts.observer.after(Step.STAGED_FILE, str(batch))
@@ -138,5 +144,6 @@ class EpochWriter:
         # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
         parts.time.on_staged(staged)
         parts.gate.passed(staged)
-        parts.notify(staged, parts.clock.monotonic_ms() - began_ms)
+        with parts.waiting(f"the sources to be asked behind micro-batch {batch}"):
+            parts.notify(staged, parts.clock.monotonic_ms() - began_ms)
         parts.observer.before(Step.SPARK_COMMIT, str(batch))

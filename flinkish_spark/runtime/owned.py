@@ -43,6 +43,14 @@ class OwnedJob:
     tracker: CheckpointTracker
     manifest: ManifestWriter
 
+    def interrupt(self) -> None:
+        """Let calls to sinks that do not return fail, where that can be done; called by another thread."""
+        for name, committer in self.committers.items():
+            try:
+                committer.interrupt()
+            except Exception as error:
+                LOG.warning("interrupting '%s' failed: %s: %s", name, type(error).__name__, error)
+
     def close(self) -> None:
         """Release connections; what raises is logged, since everything that counts is done by now."""
         closing = {name: committer.close for name, committer in self.committers.items()}

@@ -24,6 +24,7 @@ from flinkish_spark.runtime.master_hooks import MasterHooks
 from flinkish_spark.runtime.ownership import new_token
 from flinkish_spark.runtime.steps import Observer
 from flinkish_spark.runtime.threads import Threads
+from flinkish_spark.runtime.watchdog import Wait
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sinks.base import SinkContext
 
@@ -77,6 +78,8 @@ class JobProgress:
     late_dropped: dict[str, int] = field(default_factory=dict)
     last_error: str = ""
     is_running: bool = False
+    #: Threads of the job that have waited for the same thing for a minute, the longest first.
+    waits: tuple[Wait, ...] = ()
 
     def confirmed(self, decision: Decision) -> int:
         """Count a confirmed checkpoint; return how many records its sinks have dropped."""

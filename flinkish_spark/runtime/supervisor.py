@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from flinkish_spark.coordinator import CheckpointCoordinator
@@ -22,6 +23,7 @@ from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
 from flinkish_spark.protocol.statistics_history import StatisticsHistory
+from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.blocks import BlockPool
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
 from flinkish_spark.runtime.control_source import ControlFile
@@ -45,9 +47,11 @@ from flinkish_spark.runtime.rewinding import RewindRefused, SourcePositions, ord
 from flinkish_spark.runtime.settings import JobProgress, JobSettings
 from flinkish_spark.runtime.spark_log import SparkLog
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.runtime.threads import GivenUp, outcome_of
 from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.runtime.timelines import settle_timeline
 from flinkish_spark.runtime.tracking import CheckpointTracker
+from flinkish_spark.runtime.watchdog import Wait, Watchdog
 
 LOG = logging.getLogger(__name__)
 _WATCH_MS = 100
@@ -84,6 +88,9 @@ class Supervisor:
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
         self.states = JobStates(engine.uids, settings.listeners)
+        self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
+        self._waiting = self._watchdog.waiting
+        self._owned: OwnedJob | None = None
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -108,8 +115,10 @@ class Supervisor:
             The job cannot start, or failed in a way that a restart does not mend.
         """
         lock: OwnerLock | None = None
+        self._watchdog.start(self._settings.threads)
         try:
-            self._engine.check()
+            with self._waiting("the checks before the start to end"):
+                self._engine.check()
             waiting = self._engine.lock()
             if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
                 self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
@@ -128,7 +137,16 @@ class Supervisor:
             self.control.over()
             if lock is not None:
                 lock.release()
-            self._settings.hooks.close()
+            with self._waiting("the master hooks to be closed"):
+                self._settings.hooks.close()
+            self._watchdog.stop()
+            self.progress.waits = ()
+
+    def _note_waits(self, waits: tuple[Wait, ...]) -> None:
+        self.progress.waits = waits
+        if waits and self._owned is not None and self.control.cancel_wanted.is_set():
+            # What was decided is finished by the next start; whoever cancels a job does not wait for it.
+            self._owned.interrupt()
 
     def _run_owned(self) -> _Turn:
         settings, job = self._settings, self._engine.record_job()
@@ -140,6 +158,7 @@ class Supervisor:
         pins = self._engine.pins(log)
         manifest = self._engine.manifest(job, ownership)
         owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
+        self._owned = owned
         keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
         self._completed = CompletedCheckpoints(self._job_dir, *keeping)
         self._tracker = tracker
@@ -175,8 +194,11 @@ class Supervisor:
             self._ended()
             return _Turn.OVER
         finally:
-            self._outside.stop()
-            owned.close()
+            with self._waiting("the thread that takes requests to end"):
+                self._outside.stop()
+            self._owned = None
+            with self._waiting("the sinks' connections to be closed"):
+                owned.close()
 
     def _goes_on(self, why: str) -> None:
         """Say that the query starts again although nothing has failed."""
@@ -212,7 +234,8 @@ class Supervisor:
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        clock.wait(control.cancel_wanted, delay_ms)
+        # Told to stop, it is started once more at once, to take its last checkpoint.
+        clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
 
     # -- one start of the query -----------------------------------------------------------------
@@ -229,13 +252,17 @@ class Supervisor:
             self.control.must_give_up,
             owned.manifest,
             owned.job,
+            self._waiting,
         )
         self.control.detach()
-        start, kept, stored = self._recover(owned, confirmation)
-        if not until_answered(inputs.check, self.control.must_give_up):
-            raise Interrupted("waiting for the input")
+        with self._waiting("the recovery to end"):
+            start, kept, stored = self._recover(owned, confirmation)
+        with self._waiting("the sources to be asked before the start"):
+            if not until_answered(inputs.check, self.control.must_give_up):
+                raise Interrupted("waiting for the input")
         control = self._control_file(owned)
-        plan = self._engine.plan(control)
+        with self._waiting("Spark to plan the query"):
+            plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
             self._engine.confirmed(newest)
@@ -270,6 +297,7 @@ class Supervisor:
                 on_receipt=self._completed.completed,
                 on_aging=self.states.aging,
                 time=time,
+                waiting=self._waiting,
             ),
             kept,
         )
@@ -277,7 +305,8 @@ class Supervisor:
         self._last = last = LastCheckpoint(self.control, time, coordinator)
         writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
         self.control.is_starting = False
-        query = plan.start(log, writer)
+        with self._waiting("Spark to start the query"):
+            query = plan.start(log, writer)
         coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
         self.control.attach(coordinator)
@@ -333,10 +362,20 @@ class Supervisor:
         newest = self._job_dir.newest_commit()
         self.states.goes_on_from(None if newest is None else newest.checkpoint)
         savepoint = self._engine.restored_from() if newest is None else None
-        stored = owned.restore(newest, savepoint, settings.hooks)
+        with self._waiting("the master hooks to be restored"):
+            stored = self._restored(partial(owned.restore, newest, savepoint, settings.hooks))
         if newest is not None:
             self._failures = self._failures.completed(newest.checkpoint)
         return start, kept, stored
+
+    def _restored(self, restore: Callable[[], EventTime | None]) -> EventTime | None:
+        settings = self._settings
+        # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+        give_up = self.control.cancel_wanted.is_set
+        try:
+            return outcome_of(restore, "flinkish-restore-hooks", settings.threads, settings.clock, give_up)
+        except GivenUp:
+            raise Interrupted("restoring the master hooks") from None
 
     def _control_file(self, owned: OwnedJob) -> ControlFile:
         folder = self._settings.root / "control"
@@ -351,10 +390,11 @@ class Supervisor:
             if self._last.is_confirmed:
                 return
             self._last.look()
-            if not query.is_active:
-                failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
-                raise failure or query.exception() or QueryFailed("the query ended by itself")
-            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            with self._waiting("Spark to say how the query is"):
+                if not query.is_active:
+                    failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
+                    raise failure or query.exception() or QueryFailed("the query ended by itself")
+                self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _tear_down(
@@ -363,8 +403,9 @@ class Supervisor:
         """End query and coordinator; both have ended when this returns, or the JVM is gone."""
         gate.stop()
         coordinator.stop()
-        query.stop()
-        self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+        with self._waiting("Spark to end the query"):
+            query.stop()
+            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
         coordinator.join()
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
@@ -401,5 +442,6 @@ class Supervisor:
             notify=note,
             must_wait=coordinator.must_wait,
             time=time,
+            waiting=self._waiting,
         )
         return EpochWriter(start.next_batch, parts)

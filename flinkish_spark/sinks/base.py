@@ -334,6 +334,12 @@ class Committer(ABC):
         """
         return None
 
+    def interrupt(self) -> None:
+        """Let a call that another thread is in fail soon, where that can be done: the job is cancelled.
+
+        Perhaps several times. What the call did or did not do by then is found out by the next start.
+        """
+
     def close(self) -> None:
         """Release connections."""
 

@@ -105,6 +105,10 @@ class DeltaCommitter(Committer):
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=_facts(staged, known))
         return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final and seen is not None)
 
+    def interrupt(self) -> None:
+        """End the Spark jobs of a commit of rows: a MERGE may take an hour."""
+        self._commits.interrupt()
+
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Forget the files: they are in no log, and VACUUM or a sweep removes them later.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.shim import refused_producer_setting
 from flinkish_spark.config import CheckpointingMode
-from flinkish_spark.errors import AuthorizationError, ConfigError
+from flinkish_spark.errors import AuthorizationError, ConfigError, raise_translated
 from flinkish_spark.formats import Avro
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.kafka._wire import KafkaWire
@@ -107,7 +107,7 @@ def preflight(sink: KafkaSink, spark: SparkSession, context: SinkContext) -> Non
             try:
                 admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
             except ConfigError as refused:
-                raise with_advice(refused, context.uid, needed_ms) from refused
+                raise_translated(with_advice(refused, context.uid, needed_ms), refused)
 
 
 def _check_barriers(sink: KafkaSink, context: SinkContext) -> None:

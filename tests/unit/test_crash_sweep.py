@@ -10,15 +10,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from demo.orders import expected_totals, generate
 from demo.rig import ROOT
+from flinkish_spark.bridge import delta
 from flinkish_spark.errors import StoreError
 from flinkish_spark.store import CreateResult, LocalStore
 from tests.crash.sweep import databases, files, hooks
 from tests.crash.sweep.__main__ import chooser
+from tests.crash.sweep.gateway import hook_gateway
 from tests.crash.sweep.looking import FilesLooker, SqliteLooker
 from tests.crash.sweep.places import Fleet, Place
 from tests.crash.sweep.points import (
@@ -91,6 +94,67 @@ def test_every_call_has_the_faults_that_its_layer_can_have():
         Run(Point("store.read a"), Fault.FAIL),
         *[Run(Point("kafka.EndTxn"), fault) for fault in (Fault.FAIL, Fault.LOST, Fault.TWICE)],
     ]
+
+
+def test_a_call_into_the_jvm_fails_once_and_the_function_around_it_is_not_what_fails():
+    bridge = Call("delta.commit", Layer.BRIDGE, Effect.WRITE)
+    asks = Call("jvm.delta._to_list hasNext", Layer.JVM, Effect.READ)
+    writes = Call("jvm.delta.commit commit", Layer.JVM, Effect.WRITE)
+    trace = [bridge, asks, asks, writes, writes]
+    assert fault_runs(trace) == [
+        Run(Point(bridge.name), Fault.LOST),
+        Run(Point(bridge.name), Fault.TWICE),
+        Run(Point(asks.name), Fault.FAIL),
+        Run(Point(writes.name), Fault.FAIL),
+        Run(Point(writes.name), Fault.LOST),
+    ]
+    assert kill_runs(trace) == [Run(Point(one.name), Fault.KILL) for one in (bridge, writes)]
+
+
+class Gateway:
+    """Stands for Py4J's connection: notes commands, and makes Java exceptions of numbers."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self._jvm = SimpleNamespace(
+            _gateway_client=self,
+            java=SimpleNamespace(io=SimpleNamespace(IOException=lambda text: text)),
+            org=SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(SparkException=self.thrown))),
+        )
+
+    def thrown(self, text: str, cause: str) -> SimpleNamespace:
+        self.sent.append(f"{text} {cause}")
+        return SimpleNamespace(_target_id="o9")
+
+    def send_command(self, command: str) -> str:
+        self.sent.append(command)
+        return "yv"
+
+
+def from_the_bridge(gateway: Gateway, command: str) -> str:
+    """Send a command as a function of the bridge does."""
+    code = compile("def commit(): return gateway.send_command(command)", delta.__file__, "exec")
+    names = {"gateway": gateway, "command": command}
+    exec(code, names)
+    answer: str = names["commit"]()
+    return answer
+
+
+def test_what_fails_is_the_call_of_the_bridge_and_it_fails_as_the_jvm_says_it(told):
+    gateway, command = Gateway(), "c\no7\ncommit\ne\n"
+    unhook = hook_gateway(gateway)
+    switch = switch_with(told, Run(Point("jvm.delta.commit commit"), Fault.FAIL))
+    inside = lambda: [from_the_bridge(gateway, command), from_the_bridge(gateway, command)]  # noqa: E731
+    assert from_the_bridge(gateway, command) == "yv"
+    assert switch.around(WRITE, inside, outage) == ["xro9", "yv"]
+    # What only asks, for somebody else, is no call of a checkpoint's; nor is a command that calls nothing.
+    switch.around(
+        WRITE, lambda: [gateway.send_command(one) for one in ("c\no7\ncol\ne\n", "m\nd\no7\ne\n")], outage
+    )
+    assert [call.name for call in switch.end()] == [WRITE.name, *["jvm.delta.commit commit"] * 2, WRITE.name]
+    assert gateway.sent[1] == f"Job aborted. {files.OUTAGE}" and told == ["fired"]
+    unhook()
+    assert from_the_bridge(gateway, command) == "yv"
 
 
 def test_traces_are_joined_and_cut_at_the_second_trigger():

@@ -41,7 +41,7 @@ from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.session import DELTA_CONF
-from tests.crash.sweep import committers, databases, files, hooks
+from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json
 from tests.crash.sweep.sinks import SINKS
@@ -209,6 +209,7 @@ def _hook(jobs: files.Jobs, spark: SparkSession) -> None:
     for kind in (DeltaTables, DeltaRows, DeltaHistory):
         hooks.hook_methods(jobs, kind, "delta", _DELTA_WRITES, outage)
     hooks.hook_methods(jobs, HadoopFiles, "hadoop", _DELTA_WRITES, outage)
+    gateway.hook_gateway(spark)
     databases.hook_sqlite(jobs)
     databases.hook_postgres(jobs)
     files.hook_files(jobs)

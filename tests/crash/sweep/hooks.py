@@ -66,7 +66,7 @@ def hook_methods(
     writes
         How the names of those begin that change something.
     error
-        What they raise when the system behind them is out.
+        What they raise when their answer is lost.
     """
     beginnings = tuple(writes)
     for name, original in list(vars(owner).items()):
@@ -75,7 +75,7 @@ def hook_methods(
         names = [one for one in _PLACES if one in inspect.signature(original).parameters]
         if names:
             effect = Effect.WRITE if name.startswith(beginnings) else Effect.READ
-            call = Call(f"{prefix}.{name}", Layer.CALL, effect)
+            call = Call(f"{prefix}.{name}", Layer.BRIDGE, effect)
             setattr(owner, name, _path_method(jobs, original, names[0], call, error))
 
 

@@ -40,6 +40,10 @@ class Layer(enum.Enum):
 
     #: A function of the product that touches something outside.
     CALL = "call"
+    #: A function of the bridge to the JVM. It is its calls into the JVM that fail.
+    BRIDGE = "bridge"
+    #: A call into the JVM that Spark's or Delta's classes answer.
+    JVM = "jvm"
     #: What the coordinator calls on a sink's committer: idempotent by contract.
     SINK = "sink"
     #: The call that stages a micro-batch. It is not repeated: each attempt has names of its own.
@@ -60,6 +64,8 @@ class Layer(enum.Enum):
 #: answer, and what Spark does is not ours to repeat.
 IN_PROCESS: Mapping[Layer, tuple[Fault, ...]] = {
     Layer.CALL: (Fault.FAIL, Fault.LOST, Fault.TWICE),
+    Layer.BRIDGE: (Fault.LOST, Fault.TWICE),
+    Layer.JVM: (Fault.FAIL, Fault.LOST),
     Layer.SINK: (Fault.FAIL, Fault.LOST, Fault.TWICE),
     Layer.STAGE: (Fault.FAIL, Fault.LOST),
     Layer.SQL: (Fault.FAIL, Fault.LOST),
@@ -161,6 +167,7 @@ def kill_runs(calls: Iterable[Call]) -> list[Run]:
         if call.effect is Effect.WRITE
         and not call.name.startswith(STORE)
         and call.layer is not Layer.SINK
+        and _is_point(point, call)
         and (_MANY not in call.name or point.occurrence in (1, last[call.name]))
     ]
 
@@ -178,9 +185,14 @@ def fault_runs(calls: Iterable[Call]) -> list[Run]:
         for point, call in points_of(calls)
         for fault in IN_PROCESS[call.layer]
         if (call.effect is Effect.WRITE or fault is Fault.FAIL)
-        and (call.name != _POLLED or point.occurrence == 1)
+        and _is_point(point, call)
         and (_MANY not in call.name or point.occurrence in (1, last[call.name]))
     ]
+
+
+def _is_point(point: Point, call: Call) -> bool:
+    """Whether a call is a point each time: what is read in loops, and the same call into the JVM, is once."""
+    return point.occurrence == 1 or (call.name != _POLLED and call.layer is not Layer.JVM)
 
 
 def first_checkpoint(calls: list[Call]) -> list[Call]:

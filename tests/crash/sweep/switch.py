@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tests.crash.sweep.points import Call, Effect, Fault, Layer, Point, Run
 
 _T = TypeVar("_T")
+#: The switch that a thread is in a call of.
+_WITHIN = threading.local()
+
+
+def switch_of_this_thread() -> Switch | None:
+    """Return the switch whose call this thread makes; None outside of all."""
+    return getattr(_WITHIN, "switch", None)
 
 
 class Switch:
@@ -92,6 +100,7 @@ class Switch:
         """
         fault = self.passing(call)
         before, self._inside.call = getattr(self._inside, "call", None), call
+        outer, _WITHIN.switch = switch_of_this_thread(), self
         try:
             match fault:
                 case Fault.FAIL:
@@ -106,7 +115,17 @@ class Switch:
                 case _:
                     return body()
         finally:
-            self._inside.call = before
+            self._inside.call, _WITHIN.switch = before, outer
+
+    @staticmethod
+    @contextmanager
+    def looking_away() -> Iterator[None]:
+        """Let this thread make calls that no switch sees."""
+        outer, _WITHIN.switch = switch_of_this_thread(), None
+        try:
+            yield
+        finally:
+            _WITHIN.switch = outer
 
     def on_file(self, name: str, effect: Effect = Effect.WRITE) -> Fault | None:
         """Note a system call on a file."""
