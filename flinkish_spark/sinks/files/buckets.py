@@ -6,17 +6,19 @@ Hive do; null and the empty string become ``__HIVE_DEFAULT_PARTITION__``.
 
 from __future__ import annotations
 
+import calendar
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.runtime.columns import PREFIX, quoted
+from flinkish_spark.sinks.files.wall_clocks import to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -209,7 +211,7 @@ class DateTimeBuckets(BucketAssigner):
         return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
 
     def parse(self, value: str) -> int:
-        """Return the milliseconds since 1970 at which a bucket's time begins.
+        """Return the milliseconds since 1970 at which a bucket's time begins; the first time, if it comes twice.
 
         Raises
         ------
@@ -217,6 +219,20 @@ class DateTimeBuckets(BucketAssigner):
             It is no time of this pattern.
         """
         return to_ms(datetime.strptime(value, self._strptime()), self.zone)
+
+    def parts(self, value: str) -> dict[str, int]:
+        """Return the numbers in a folder's value, by their letters in the pattern.
+
+        Raises
+        ------
+        ValueError
+            It is no time of this pattern.
+        """
+        pieces = [f"(?P<{p}>[0-9]{{{len(p)}}})" if p in _LETTERS else re.escape(p) for p in self._pieces()]
+        found = re.fullmatch("".join(pieces), value)
+        if found is None:
+            raise ValueError(f"{value!r} is no time like {self.pattern}")
+        return {letters: int(digits) for letters, digits in found.groupdict().items()}
 
     def _format(self, now_ms: int) -> str:
         return datetime.fromtimestamp(now_ms / 1000, ZoneInfo(self.zone)).strftime(self._strptime())
@@ -305,10 +321,40 @@ def values_of(bucket: str) -> dict[str, str | None]:
     return {unquote(name): None if value == NULL_BUCKET else unquote(value) for name, _, value in pairs}
 
 
-def to_ms(local: datetime, zone: str) -> int:
-    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
-    known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
-    return int((known - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
+    """Return those assigners that put together say a partition's time: the first, and others of its column."""
+    times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
+    return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
+
+
+def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
+    """Return the letters of their patterns."""
+    return {piece for one in times for piece in one._pieces() if piece in _LETTERS}
+
+
+def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
+    """Return from when to when wall clocks show a time that goes into the folders with these values.
+
+    Raises
+    ------
+    ValueError
+        A value is no time.
+
+    Examples
+    --------
+    >>> begin, end = span_of({"dt": "2026-02"}, (DateTimeBuckets("yyyy-MM"),))
+    >>> begin.isoformat(), end.isoformat()
+    ('2026-02-01T00:00:00', '2026-03-01T00:00:00')
+    """
+    given: dict[str, int] = {}
+    for one in times:
+        given = {**one.parts(values.get(one.name) or ""), **given}
+    year = given["yyyy"]
+    first = [given.get(p, least) for p, least in (("MM", 1), ("dd", 1), ("HH", 0), ("mm", 0), ("ss", 0))]
+    month = given.get("MM", 12)
+    days = calendar.monthrange(year, month)[1]
+    last = [given.get(p, most) for p, most in (("dd", days), ("HH", 23), ("mm", 59), ("ss", 59))]
+    return datetime(year, *first), datetime(year, month, *last) + timedelta(seconds=1)
 
 
 def _checked_folder(name: object) -> None:
