@@ -17,7 +17,7 @@ from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import check_can_be_sent
 from flinkish_spark.graph.output_types import return_hint
 from flinkish_spark.runtime.column_functions import AppendColumns
-from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.columns import PREFIX, map_in_arrow
 from flinkish_spark.runtime.hinted_types import (
     NoSuchType,
     StateType,
@@ -222,7 +222,7 @@ def with_computed_keys(
         return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))
     worker = key_worker(functions[0], frame.schema, uid, origins)
     # Columns and not names: to an aggregate these keys are no fields of the records.
-    return frame.mapInArrow(worker, worker.columns), tuple(F.col(name) for name in worker.names)
+    return map_in_arrow(frame, worker, worker.columns), tuple(F.col(name) for name in worker.names)
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:

@@ -211,7 +211,7 @@ class DateTimeBuckets(BucketAssigner):
         return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
 
     def parse(self, value: str) -> int:
-        """Return the milliseconds since 1970 at which a bucket's time begins; the first time, if it comes twice.
+        """Return the milliseconds since 1970 at which a bucket's time begins; the first, if it comes twice.
 
         Raises
         ------
@@ -322,7 +322,7 @@ def values_of(bucket: str) -> dict[str, str | None]:
 
 
 def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
-    """Return those assigners that put together say a partition's time: the first, and others of its column."""
+    """Return those assigners that together say a partition's time: the first, and others of its column."""
     times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
     return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
 
@@ -349,12 +349,25 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
     given: dict[str, int] = {}
     for one in times:
         given = {**one.parts(values.get(one.name) or ""), **given}
-    year = given["yyyy"]
-    first = [given.get(p, least) for p, least in (("MM", 1), ("dd", 1), ("HH", 0), ("mm", 0), ("ss", 0))]
-    month = given.get("MM", 12)
-    days = calendar.monthrange(year, month)[1]
-    last = [given.get(p, most) for p, most in (("dd", days), ("HH", 23), ("mm", 59), ("ss", 59))]
-    return datetime(year, *first), datetime(year, month, *last) + timedelta(seconds=1)
+    year, month = given["yyyy"], given.get("MM", 12)
+    last_day = calendar.monthrange(year, month)[1]
+    first = datetime(
+        year,
+        given.get("MM", 1),
+        given.get("dd", 1),
+        given.get("HH", 0),
+        given.get("mm", 0),
+        given.get("ss", 0),
+    )
+    last = datetime(
+        year,
+        month,
+        given.get("dd", last_day),
+        given.get("HH", 23),
+        given.get("mm", 59),
+        given.get("ss", 59),
+    )
+    return first, last + timedelta(seconds=1)
 
 
 def _checked_folder(name: object) -> None:

@@ -1,4 +1,4 @@
-"""Wall clocks of zones: when one is past a time for good. It may show an hour twice, or leave one or a day out."""
+"""Wall clocks of zones: when one is past a time for good. One may show an hour twice, or leave out a day."""
 
 from __future__ import annotations
 
