@@ -165,6 +165,12 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
             why="values of that type cannot be compared reliably",
             what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
         )
+    if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+        raise GraphError(
+            f"{what} {name}, a {kind.simpleString()}",
+            why="Spark takes different texts for equal under its collation, and state in Python would not",
+            what_to_do=f"key by a STRING that is the same for equal texts, such as F.expr('lower({name})')",
+        )
 
 
 def _declared(declared: StateType) -> T.DataType:

@@ -123,7 +123,7 @@ def test_keys_under_a_collation_are_refused(spark, tmp_path) -> None:
         rig.preflight()
     rig = DeltaRig(spark, tmp_path / "t", "id STRING", mode=Upsert(keys=("id",)))
     rig.sql("CREATE TABLE {t} (id STRING COLLATE UTF8_LCASE) USING delta")
-    with pytest.raises(SchemaError, match="collation of its column id|is string in the table|another type"):
+    with pytest.raises(SchemaError, match="the collation of its column id takes different keys for one"):
         rig.preflight()
 
 
@@ -142,7 +142,7 @@ def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) ->
 
 
 def test_folders_of_instants_and_bytes_are_refused(spark) -> None:
-    """A TIMESTAMP's folder is in the session's zone, where an hour comes twice and readers may have another."""
+    """A TIMESTAMP's folder is in the session's zone: an hour comes twice, and readers may have another."""
     before = spark.conf.get("spark.sql.session.timeZone")
     for zone, kind, message in (
         (BERLIN, "TIMESTAMP", "it would be a time of the session's zone, Europe/Berlin"),
