@@ -12,12 +12,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.runtime.columns import quoted
+from flinkish_spark.sinks.files.buckets import NULL_BUCKET
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: What stands for null in a folder's name.
-NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 #: Types whose text may not be the value again: a TIMESTAMP's is a time of the session's zone.
 _WITH_ANOTHER_TEXT = (T.TimestampType, T.FloatType, T.DoubleType)
 
@@ -43,8 +42,8 @@ def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tup
     for field in (fields[name.lower()] for name in names if name.lower() in fields):
         column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
         if isinstance(field.dataType, T.StringType):
-            is_kept = ~column.isin("", NULL_FOLDER)
-            yield f"{what} NOT IN ('', '{NULL_FOLDER}'), which would become NULL,", column.isNull() | is_kept
+            is_kept = ~column.isin("", NULL_BUCKET)
+            yield f"{what} NOT IN ('', '{NULL_BUCKET}'), which would become NULL,", column.isNull() | is_kept
         elif isinstance(field.dataType, _WITH_ANOTHER_TEXT):
             again = column.cast("string").cast(field.dataType)
             yield f"{what} being the value of its text", column.eqNullSafe(again)

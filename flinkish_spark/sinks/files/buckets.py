@@ -1,7 +1,7 @@
 """Bucket assigners: into which folder below the target a record goes.
 
 Folders are Hive style, `name=value`, written by Spark's own `partitionBy` and so escaped as Spark and
-Hive do; null and the empty string become ``__HIVE_DEFAULT_PARTITION__``.
+Hive do; null becomes ``__HIVE_DEFAULT_PARTITION__``, see `partition_values`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 from flinkish_spark.arguments import refuse_if_never_run, refused_as_config_errors, with_methods_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import CompletedCheckpoint
 from flinkish_spark.sinks.files.buckets import BucketAssigner, letters_of, span_of, times_of, values_of
 from flinkish_spark.sinks.files.disk import Disk
@@ -110,7 +111,7 @@ class MetastorePartition(PartitionPolicy):
         """Add the partition if the table does not have it, and let this session see its new files."""
         if spark is None:
             raise ConfigError("there is no Spark session to add a partition with")
-        spec = ", ".join(f"{_name(name)} = {_literal(value)}" for name, value in partition.values.items())
+        spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
             f"LOCATION {_literal('file://' + str(partition.path))}"
@@ -120,7 +121,7 @@ class MetastorePartition(PartitionPolicy):
     @property
     def quoted(self) -> str:
         """The table's name, as SQL wants it."""
-        return ".".join(_name(part) for part in self.table.split("."))
+        return ".".join(quoted(part) for part in self.table.split("."))
 
     def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
         """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""
@@ -342,10 +343,6 @@ class PartitionCommit:
         for policy in self.policies:
             if isinstance(policy, MetastorePartition):
                 policy.check(spark, names, uid)
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _literal(value: str | None) -> str:
