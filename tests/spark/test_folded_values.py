@@ -22,9 +22,16 @@ ROW = "id BIGINT, country STRING, v STRING"
 BERLIN = "Europe/Berlin"
 
 
-@pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
-@pytest.mark.parametrize("mode", [BY_COUNTRY, Append(), OverwritePartitions()])
-@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
+@pytest.mark.parametrize(
+    ("writer", "mode", "value"),
+    [
+        (DeltaWriter.NATIVE, BY_COUNTRY, ""),
+        (DeltaWriter.PORTABLE, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
+        (DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__"),
+        (DeltaWriter.NATIVE, Append(), ""),
+        (DeltaWriter.PORTABLE, OverwritePartitions(), ""),
+    ],
+)
 def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, writer, mode, value) -> None:
     """(1,'',v1) and (1,'',v2) were two rows with NULL, and a delete found neither."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
@@ -58,10 +65,9 @@ def test_an_empty_key_that_is_no_partition_is_a_key(spark, tmp_path) -> None:
     assert rig.rows() == Counter([(1, "", "v2")])
 
 
-@pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
-def test_partitions_of_numbers_are_the_numbers(spark, tmp_path, writer) -> None:
+def test_partitions_of_numbers_are_the_numbers(spark, tmp_path) -> None:
     row = "d DOUBLE, n DECIMAL(10,2), day DATE, at TIMESTAMP_NTZ, i INT"
-    rig = DeltaRig(spark, tmp_path / "t", row, writer=writer, partition_by=("d", "n", "day", "at"))
+    rig = DeltaRig(spark, tmp_path / "t", row, partition_by=("d", "n", "day", "at"))
     rig.preflight()
     day, at = datetime.date(2026, 10, 25), datetime.datetime(2026, 10, 25, 2, 30, 0, 123456)
     rows = [
@@ -96,8 +102,10 @@ def test_bytes_are_no_partition(spark, tmp_path) -> None:
         rig.preflight()
 
 
-@pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
-@pytest.mark.parametrize("columns", ["id CHAR(5), v STRING", "id STRING, v CHAR(5)"])
+@pytest.mark.parametrize(
+    ("writer", "columns"),
+    [(DeltaWriter.NATIVE, "id CHAR(5), v STRING"), (DeltaWriter.PORTABLE, "id STRING, v CHAR(5)")],
+)
 def test_an_upsert_into_a_table_with_char_is_refused(spark, tmp_path, writer, columns) -> None:
     """Delta refuses the MERGE, after the decision."""
     rig = DeltaRig(spark, tmp_path / "t", "id STRING, v STRING", writer=writer, mode=Upsert(keys=("id",)))
@@ -118,12 +126,9 @@ def test_an_upsert_into_varchar_tells_blanks_apart(spark, tmp_path) -> None:
 
 
 def test_keys_under_a_collation_are_refused(spark, tmp_path) -> None:
+    """Of the stream: this Delta makes no table with a collation, which `TableInfo.is_collated` would find."""
     rig = DeltaRig(spark, tmp_path / "s", "id STRING COLLATE UTF8_LCASE", mode=Upsert(keys=("id",)))
     with pytest.raises(SchemaError, match="the key 'id' of sink 'table' is string collate UTF8_LCASE"):
-        rig.preflight()
-    rig = DeltaRig(spark, tmp_path / "t", "id STRING", mode=Upsert(keys=("id",)))
-    rig.sql("CREATE TABLE {t} (id STRING COLLATE UTF8_LCASE) USING delta")
-    with pytest.raises(SchemaError, match="the collation of its column id takes different keys for one"):
         rig.preflight()
 
 

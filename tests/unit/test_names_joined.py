@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark import KafkaSource
 from flinkish_spark.errors import GraphError, SchemaError
 from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.key_selectors import refuse_unfit_key
+from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.runtime.columns import _UnderTheirNames
+from flinkish_spark.runtime.topic_loops import check_source_names
 from flinkish_spark.sinks.delta_table import TableInfo
 from flinkish_spark.sinks.kafka_avro import derived_schema
 from flinkish_spark.sinks.partition_values import why_no_partition
+from flinkish_spark.sources.collection import CollectionSource
+from flinkish_spark.sources.hybrid import HybridSource
 from flinkish_spark.sources.json_records import DROPPED_METRIC, dropped_metric
+
+Named = tuple[str, Any]
+
+
+def numbers() -> CollectionSource:
+    return CollectionSource([1], "n LONG")
+
+
+def hybrid_of(parts: int) -> HybridSource:
+    return HybridSource(*(numbers() for _ in range(parts)))
 
 
 def of(*names: str) -> T.StructType:
@@ -115,3 +132,21 @@ def test_a_delta_table_says_which_texts_it_pads_and_folds() -> None:
     )
     assert table.padded == ("code",)
     assert [table.is_collated(name) for name in ("id", "name", "missing")] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # Both are topic-a-b-c.
+        (("a", KafkaSource("nowhere:1", ["b-c"])), ("a-b", KafkaSource("nowhere:1", ["c"]))),
+        # The hybrid's second part is in.1.
+        (("in", hybrid_of(2)), ("in.1", numbers())),
+    ],
+)
+def test_sources_whose_inputs_would_be_kept_under_one_name_are_refused(one: Named, other: Named) -> None:
+    def named(*sources: Named) -> list[SourceNode]:
+        return [cast(SourceNode, SimpleNamespace(uid=uid, source=source)) for uid, source in sources]
+
+    with pytest.raises(GraphError, match=f"'{one[0]}' and '{other[0]}' cannot be told apart"):
+        check_source_names(named(one, other))
+    check_source_names(named(one, ("z", other[1])))
