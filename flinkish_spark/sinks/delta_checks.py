@@ -161,6 +161,14 @@ def _check_table(
             why=f"{type(sink.mode).__name__} changes and deletes rows",
             what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
         )
+    padded = [name for name in table.padded if name in table.partition_by]
+    if isinstance(sink.mode, OverwritePartitions) and padded:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path} by {padded[0]}, which is a CHAR",
+            why="a text is one partition with the blanks that fill it up, and another one without",
+            what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
+            uid=context.uid,
+        )
     if isinstance(sink.mode, OverwritePartitions) and not table.partition_by:
         raise ConfigError(
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",

@@ -114,6 +114,14 @@ def test_an_upsert_into_a_table_with_char_is_refused(spark, tmp_path, writer, co
         rig.preflight()
 
 
+def test_partitions_of_char_are_not_overwritten(spark, tmp_path) -> None:
+    """'a' and 'a    ' are one value and two partitions."""
+    rig = DeltaRig(spark, tmp_path / "t", "id INT, p STRING", mode=OverwritePartitions())
+    rig.sql("CREATE TABLE {t} (id INT, p CHAR(5)) USING delta PARTITIONED BY (p)")
+    with pytest.raises(ConfigError, match="by p, which is a CHAR"):
+        rig.preflight()
+
+
 def test_an_upsert_into_varchar_tells_blanks_apart(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "id STRING, v STRING", mode=Upsert(keys=("id",)))
     rig.sql("CREATE TABLE {t} (id VARCHAR(5), v VARCHAR(9)) USING delta")
