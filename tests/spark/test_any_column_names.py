@@ -52,11 +52,8 @@ def test_names_go_through_operators_and_sinks(spark, tmp_path) -> None:
     stream = env.from_collection(ROWS, SCHEMA, uid="in")
     stream.sink_to(plain, uid="plain")
     kept = stream.filter(lambda record: getattr(record, "a.b") != "no").rebalance()
-    keyed = (
-        kept.map(lambda record: tuple(record), output=SCHEMA)
-        .key_by("id.x", "a.b", "c`d")
-        .process(Echo(), output=SCHEMA, uid="echo")
-    )
+    made = kept.map(lambda record: tuple(record), output=SCHEMA)
+    keyed = made.key_by("id.x", "a.b", "c`d").process(Echo(), output=SCHEMA, uid="echo")
     behind = keyed.filter(lambda record: getattr(record, "id.x") >= 0)
     behind.transform(lambda frame: frame.where("`a.b` IS NOT NULL")).sink_to(memory, uid="memory")
     delta, parts, files = (str(tmp_path / name) for name in ("delta", "parts", "files"))
