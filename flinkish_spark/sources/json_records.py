@@ -6,6 +6,7 @@ is ignored, and bytes that are no UTF-8 are replaced. So the outside of a value 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Json, OnBadRecord
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 from flinkish_spark.runtime.usable_types import first_required
 
@@ -58,7 +60,11 @@ def json_schema(value: Json) -> T.StructType:
 
 
 def decoded(
-    raw: DataFrame, value: Json, topics: Sequence[str], kept: Sequence[str], is_barrier: Column | None = None
+    raw: DataFrame,
+    value: Json,
+    counted_as: Sequence[str],
+    kept: Sequence[str],
+    is_barrier: Column | None = None,
 ) -> DataFrame:
     """Return the fields of each good record and the columns `kept`, under the value's policy.
 
@@ -66,6 +72,8 @@ def decoded(
     ----------
     raw
         Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
+    counted_as
+        What is read, told apart from what every other scan of a job reads; see :func:`dropped_metric`.
     is_barrier
         Which rows are no records: they pass, whatever the policy.
     """
@@ -81,10 +89,20 @@ def decoded(
     counted = raw.withColumn(_PARSED, _parsed(raw.sparkSession, value))
     is_bad = ~passes & _is_bad(F.col(_PARSED))
     if value.on_bad_record is OnBadRecord.DROP:
-        name = DROPPED_METRIC + "_".join(topics)
-        counted = counted.observe(name, F.count(F.when(is_bad, 1)).alias("dropped"))
-    names = [F.col(f"{_PARSED}.`{name}`") for name in json_schema(value).names]
+        counted = counted.observe(dropped_metric(counted_as), F.count(F.when(is_bad, 1)).alias("dropped"))
+    names = [F.col(f"{_PARSED}.{quoted(name)}") for name in json_schema(value).names]
     return counted.where(~is_bad).select(*names, *kept)
+
+
+def dropped_metric(counted_as: Sequence[str]) -> str:
+    """Return the name under which Spark counts the records that a scan drops; others have other names.
+
+    Examples
+    --------
+    >>> dropped_metric(["topics", "a_b"]) == dropped_metric(["topics", "a", "b"])
+    False
+    """
+    return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
 def bad_records(raw: DataFrame, value: Json) -> DataFrame:
