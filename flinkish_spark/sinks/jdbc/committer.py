@@ -176,6 +176,7 @@ class JdbcCommitter(BufferedCommitter):
                 settings.on_refused,
                 self._context.uid,
                 settings.ties(session, self._context.schema),
+                settings.scrubbed,
             )
             done = write.run(rows)
             if done.refusals and isinstance(settings.on_refused, DeadLetterTable):

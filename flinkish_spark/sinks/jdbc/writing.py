@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 50_000
 #: Why a record was not tried: it is never shown, for the record before it is refused first.
 _BEHIND = "a record with its key waits"
-#: Longest part of a record that an error message shows.
-_SHOWN = 300
+#: Longest part of a record that an error message shows, and of what the database says about it.
+_SHOWN, _MOST_REASON = 300, 1_000
 
 
 @dataclass
@@ -103,6 +103,8 @@ class CheckpointWrite:
         Of the sink, for messages.
     ties
         What ties rows of the table together.
+    scrubbed
+        Takes secrets out of what the database says.
     """
 
     def __init__(
@@ -114,9 +116,11 @@ class CheckpointWrite:
         policy: RefusedPolicy,
         uid: str,
         ties: Ties,
+        scrubbed: Callable[[str], str],
     ) -> None:
         self._session, self._dialect, self._target = session, dialect, target
         self._delete_when, self._policy, self._uid, self._ties = delete_when, policy, uid, ties
+        self._scrubbed = scrubbed
         self._done = Written()
         #: By position: a record that is tried again is refused again.
         self._refusals: dict[int, Refusal] = {}
@@ -242,7 +246,8 @@ class CheckpointWrite:
                 raise
             if len(changes) == 1:
                 held.add(changes[0].key)
-                return [*kept, _Refused(changes[0], self._dialect.reason(error))]
+                reason = self._scrubbed(self._dialect.reason(error))[:_MOST_REASON]
+                return [*kept, _Refused(changes[0], reason)]
         # Of what is refused as a whole, find out who is meant; the earlier half first.
         half = len(changes) // 2
         return [*kept, *self._sent(changes[:half], held), *self._sent(changes[half:], held)]
