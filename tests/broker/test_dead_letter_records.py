@@ -9,9 +9,10 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
 
-from flinkish_spark import DeadLetter, EndAtLatest, Json, KafkaRecordsSource, KafkaSink, KafkaSource
+from flinkish_spark import DeadLetter, Json, KafkaSink, KafkaSource, MemorySink
 from flinkish_spark.errors import ConfigError
-from flinkish_spark.testing import LocalBroker, MemorySink
+from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource
+from flinkish_spark.testing import LocalBroker
 from tests.conftest import BUILD
 from tests.support import environment, failure_of, order, produce, read_committed, running
 

@@ -5,6 +5,8 @@ Each expected table is what the records would leave if they came one by one, fou
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from pyspark.sql import types as T
 
@@ -63,6 +65,38 @@ def test_values_that_change_places(unique_database, tmp_path, tasks, policy) -> 
     answer = commit(sink, context_of(tmp_path), 1, *given)
     assert answer.outcome is Outcome.COMMITTED and "refused" not in answer.facts
     assert unique_database.table() == [(1, "y"), (2, "x"), (9, "other")]
+
+
+def stream_of(
+    chance: random.Random,
+) -> tuple[dict[int, str], list[tuple[int, str | None, bool]], dict[int, str]]:
+    """Rows, records each of which a database would take at its place, and the rows that they leave."""
+    rows = dict(zip(chance.sample(range(5), 3), "abc", strict=True))
+    begin, records = dict(rows), []
+    while len(records) < 12:
+        key, value = chance.randrange(5), chance.choice("abcd")
+        if chance.random() < 0.2:
+            rows.pop(key, None)
+            records.append((key, None, True))
+        elif value not in [held for other, held in rows.items() if other != key]:
+            rows[key] = value
+            records.append((key, value, False))
+    return begin, records, rows
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_records_that_are_valid_in_their_order_are_valid_in_every_order_of_tasks(
+    sqlite_database, tmp_path, seed
+) -> None:
+    chance = random.Random(seed)
+    begin, records, end = stream_of(chance)
+    values = ", ".join(f"({key}, '{value}')" for key, value in begin.items())
+    sqlite_database.run(USERS, f"INSERT INTO t VALUES {values}")
+    tasks = [[one for one in records if one[0] % 3 == task] for task in chance.sample(range(3), 3)]
+    sink = sqlite_database.sink(**UPSERT, delete_when="gone", on_refused=OnBadRecord.DROP)
+    given = [staged(tmp_path, rows, GONE, task=task) for task, rows in enumerate(tasks) if rows]
+    assert "refused" not in commit(sink, context_of(tmp_path, GONE), 1, *given).facts
+    assert dict(sqlite_database.table()) == end
 
 
 def test_rows_that_move_up_by_one(unique_database, tmp_path) -> None:
