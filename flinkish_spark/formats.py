@@ -6,6 +6,7 @@ import enum
 import json
 from dataclasses import dataclass
 
+from flinkish_spark.config import require_positive
 from flinkish_spark.errors import ConfigError
 
 #: What fits the four bytes of a schema's id.
@@ -32,13 +33,20 @@ class DeadLetter:
     ----------
     topic
         An existing topic that is neither source nor sink of the job.
+    transaction_timeout_ms
+        Of a source's dead letters, as a :class:`~flinkish_spark.sinks.kafka.KafkaSink` has one. None: the
+        shortest of the job's Kafka sinks; without any, the default of one. A sink's own dead letters are
+        part of its transactions, and have none.
     """
 
     topic: str
+    transaction_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not self.topic:
             raise ConfigError("the dead-letter topic has no name", what_to_do="name an existing topic")
+        if self.transaction_timeout_ms is not None:
+            require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
 
 
 BadRecordPolicy = OnBadRecord | DeadLetter

@@ -135,11 +135,12 @@ class Planner:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
             own = tuple(part for part, _ in parts)
             sinks.append(PlannedSink(node.uid, node.sink, schema, own, number_of_reporters))
+        peers = [sink for node in graph.sinks for _, sink in node.sink.parts(node.uid)]
         for source in graph.sources:
             for uid in source.source.side_uids(source.uid):
                 chain = Chain((source.uid,), (), (uid,))
                 moved = self._beginning.positioned(source, chain, source.uid)
-                for side in moved.side_outputs(self._spark, source.uid, self._control_path):
+                for side in moved.side_outputs(self._spark, source.uid, self._control_path, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
                     marked = self._marking.beside(self._with_barriers([letters]), graph, [source.uid])
                     part, schema = self._part(bases, marked, chain)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.kafka import staging_faults as faults
-from flinkish_spark.kafka._columns import Addressed
+from flinkish_spark.kafka._columns import Addressed, Rows, is_column
 from flinkish_spark.kafka.record_batch import (
     HEADERS_TYPE,
     Column,
@@ -27,7 +27,11 @@ from flinkish_spark.kafka.record_batch import (
 )
 from flinkish_spark.kafka.staging_settings import OnRefusal, StagingSettings
 
+#: What is kept of a value that is too large, and the most that a header of ours says.
 _DEAD_LETTER_BYTES = 1_024
+_SIZE = "flinkish-size"
+#: How many headers of its own a dead letter had to leave behind.
+_LEFT_OUT = "flinkish-headers-left-out"
 
 
 class Reason(enum.Enum):
@@ -61,6 +65,7 @@ class Judged:
 
 @dataclass(slots=True)
 class _Letters:
+    topic: str
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
     headers: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -92,6 +97,36 @@ class Admission:
         if not isinstance(headers, pa.Array | pa.ChunkedArray):
             return (*self._common, *(headers or ()))
         return prefixed(self._common, headers)
+
+    def _own_headers(self, rows: Rows, index: int) -> list[tuple[str, bytes | None]]:
+        """Return the headers that a record has of its own, in their order."""
+        headers = rows.headers
+        if is_column(headers):
+            entries = headers[index].as_py() or []
+            headers = [(entry["key"], entry["value"]) for entry in entries]
+        return list(headers or ())[len(self._common) :]
+
+    def _about(
+        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int, size: int
+    ) -> list[tuple[str, bytes | None]]:
+        """Return the headers that say where a record was to go, and why it does not."""
+        about = {"flinkish-error": reason.value}
+        if self._settings.uid:
+            about["flinkish-sink"] = self._settings.uid
+        about["flinkish-topic"] = topic
+        partition = None if records.partitions is None else records.partitions[index].as_py()
+        if partition is not None:
+            about["flinkish-partition"] = str(partition)
+        if reason is Reason.OVERSIZE:
+            about[_SIZE] = str(size)
+        else:
+            about["flinkish-detail"] = sentence
+        return [(name, _bounded(text)) for name, text in about.items()]
+
+    def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
+        """Whether the dead-letter topic takes a record."""
+        keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
+        return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
     def judged(self, topic: str, records: Addressed) -> Judged:
         """Return what becomes of records for `topic`.
@@ -135,7 +170,7 @@ class Admission:
             sentence = self._sentence(reason, topic, records, index, int(sizes[index]))
             match self._policy(reason):
                 case (OnRefusal.DEAD_LETTER, str(name)):
-                    letters = by_topic.setdefault(name, _Letters())
+                    letters = by_topic.setdefault(name, _Letters(name))
                     self._add(letters, reason, sentence, topic, records, index, int(sizes[index]))
                 case (OnRefusal.DROP, _):
                     dropped += 1
@@ -189,23 +224,27 @@ class Admission:
         """Add what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
         rows = records.rows
         key, value = rows.keys[index].as_py(), rows.values[index].as_py()
-        about = {"flinkish-error": reason.value, "flinkish-topic": topic}
-        if reason is Reason.OVERSIZE:
-            about["flinkish-size"] = str(size)
-        else:
-            about["flinkish-detail"] = sentence
-        headers = [(name, text.encode()) for name, text in about.items()]
-        headers += [(name, b"" if content is None else content) for name, content in self._common]
-        keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
-        takes = int(record_sizes(keys, values, headers)[0])
-        if reason is Reason.OVERSIZE or takes > self._settings.dead_letter_limit_bytes:
+        own = self._own_headers(rows, index)
+        about = self._about(reason, sentence, topic, records, index, size)
+        if topic == letters.topic:
+            # A dead letter itself, which says already where it comes from.
+            about = [one for one in about if one[0] == _SIZE]
+        headers = [*own, *about, *self._common]
+        if reason is Reason.OVERSIZE or not self._fits(key, value, headers):
             key = key if key is None or len(key) <= _DEAD_LETTER_BYTES else None
             value = None if value is None else value[:_DEAD_LETTER_BYTES]
+            if not self._fits(key, value, headers):
+                headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
         at_ms = int(rows.timestamps_ms[index])
         letters.keys.append(key)
         letters.values.append(value)
         letters.headers.append([{"key": name, "value": content} for name, content in headers])
         letters.timestamps_ms.append(at_ms if at_ms >= 0 else self._clock.wall_ms())
+
+
+def _bounded(text: str) -> bytes:
+    """Return text of a header, cut at a letter: names and reasons may hold whatever a record holds."""
+    return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
 
 
 def prefixed(common: CommonHeaders, headers: Column) -> Any:

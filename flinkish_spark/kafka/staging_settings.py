@@ -133,6 +133,8 @@ class StagingSettings:
         transaction.max.timeout.ms.
     guarantee
         What is promised about the records.
+    uid
+        Of the sink, for its dead letters.
     max_record_bytes
         The most a record may take with everything around it; at most what its topic takes.
     max_dead_letter_bytes
@@ -158,6 +160,7 @@ class StagingSettings:
     transactional_id: str | None
     transaction_timeout_ms: int
     guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    uid: str = ""
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     max_dead_letter_bytes: int | None = None
     default_topic: str | None = None

@@ -78,7 +78,8 @@ class KafkaSink(Sink):
     delivery
         What is promised about the records; may differ from one start of a job to the next.
     headers
-        Name of a header -> the column (STRING or BINARY) with its value.
+        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers,
+        in their order: ARRAY<STRUCT<key: STRING, value: BINARY>>.
     timestamp
         Column (TIMESTAMP, or BIGINT in milliseconds since 1970) with the record's timestamp.
     partition
@@ -106,7 +107,7 @@ class KafkaSink(Sink):
     writer: str | Engine = Engine.JVM
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] | str = field(default_factory=dict)
     timestamp: str = ""
     partition: str = ""
     topic_column: str = ""
@@ -131,6 +132,12 @@ class KafkaSink(Sink):
                 raise ConfigError(f"{name} is {form!r}", what_to_do='use Json(), Avro(...) or Raw("column")')
         self._check_topics()
         self._check_headers()
+        if any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies):
+            raise ConfigError(
+                "a dead letter of a Kafka sink has a transaction_timeout_ms",
+                why="it is written in the transactions of its sink",
+                what_to_do="give it to the sink",
+            )
         check_producer(self.producer, self.delivery)
 
     def _check_topics(self) -> None:
@@ -158,6 +165,8 @@ class KafkaSink(Sink):
             )
 
     def _check_headers(self) -> None:
+        if isinstance(self.headers, str):
+            return
         for name, column in self.headers.items():
             is_text = isinstance(name, str) and isinstance(column, str)
             if not is_text or not name or not column or name.startswith(_OUR_HEADERS):
@@ -192,8 +201,11 @@ class KafkaSink(Sink):
     @property
     def dead_letter_topics(self) -> tuple[str, ...]:
         """The topics of refused records."""
-        policies = (self.oversize_policy, self.on_bad_record)
-        return tuple(dict.fromkeys(one.topic for one in policies if isinstance(one, DeadLetter)))
+        return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
+
+    @property
+    def _policies(self) -> tuple[BadRecordPolicy, BadRecordPolicy]:
+        return self.oversize_policy, self.on_bad_record
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Format = Json | Raw | Avro
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
+_LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
@@ -51,7 +52,10 @@ def check_columns(sink: KafkaSink, schema: T.StructType, uid: str) -> None:
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
     ]
     bytes_or_text = (T.StringType, T.BinaryType)
-    wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
+    if isinstance(sink.headers, str):
+        _check_list_of_headers(_kind(schema, uid, "list of headers", sink.headers), sink.headers, uid)
+    else:
+        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
         if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
             raise SchemaError(
@@ -60,6 +64,16 @@ def check_columns(sink: KafkaSink, schema: T.StructType, uid: str) -> None:
                 what_to_do="cast it in a transform",
                 column=column,
             )
+
+
+def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
+    if kind.simpleString() != _LIST_OF_HEADERS:
+        raise SchemaError(
+            f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+            why=f"it must be {_LIST_OF_HEADERS}",
+            what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
+            column=column,
+        )
 
 
 def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
@@ -147,7 +161,9 @@ def _milliseconds(schema: T.StructType, column: str) -> Column:
     return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
 
 
-def _headers(headers: Mapping[str, str]) -> Column:
+def _headers(headers: Mapping[str, str] | str) -> Column:
+    if isinstance(headers, str):
+        return F.col(C.quoted(headers))
     entries = [
         F.struct(F.lit(name).alias("key"), F.col(C.quoted(column)).cast("binary").alias("value"))
         for name, column in headers.items()

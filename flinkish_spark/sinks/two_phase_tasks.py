@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 _CONTROL_WIDTH = 4
 #: Columns of what a task yields: its report in one row; behind Refusals.KEEP a row per refused record.
 REPORT, REASON, RECORD = "report", "reason", "record"
+#: Longest reason in a dead letter; it is a user's text, and may quote the record.
+_MOST_REASON = 1_000
 TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
@@ -203,7 +205,7 @@ def _refused_rows(records: pa.RecordBatch, refused: Mapping[int, str]) -> pa.Rec
     import pyarrow as pa
 
     chosen = records.take(pa.array(sorted(refused), pa.int64()))
-    reasons = [str(refused[index]) for index in sorted(refused)]
+    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
     return _rows([None] * len(reasons), reasons, [record_as_json(one) for one in records_of(chosen)])
 
 

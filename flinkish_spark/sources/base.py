@@ -200,8 +200,16 @@ class Source(ABC):
         """Return the uids of :meth:`side_outputs`, without planning them."""
         return ()
 
-    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
-        """Return dead-letter streams, if the source has any."""
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
+        """Return dead-letter streams, if the source has any.
+
+        Parameters
+        ----------
+        peers
+            The sinks of the job that the user made: what nobody says of a side output's sink, they say.
+        """
         return ()
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:

@@ -40,6 +40,7 @@ from flinkish_spark.sources.json_records import (
 from flinkish_spark.sources.kafka_beginnings import KafkaStart, StartingOffsets, checked_start
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_dead_letters import (
+    HEADERS,
     check_letter_topic,
     letter_topic,
     letters_of,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from flinkish_spark.chaining.upstream import UpstreamJob
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.runtime.spark_log import LoggedOffsets
+    from flinkish_spark.sinks.base import Sink
 
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
@@ -238,7 +240,7 @@ class KafkaSource(EndsAtOffsets):
     def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the stream with fields, channel and offset."""
         kafka_upstream.check_alone(self.aligned_with, control_path)
-        return self._fields(self._raw(spark, control_path), (C.CHANNEL, C.SEQUENCE), None)
+        return self._fields(self._raw(spark, control_path, {}), (C.CHANNEL, C.SEQUENCE), None)
 
     def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
         """Return the Python reader's stream, whose partitions each end with a barrier."""
@@ -264,12 +266,14 @@ class KafkaSource(EndsAtOffsets):
         """Return the uid of the dead-letter sink."""
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
-    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if not isinstance(self.value, Json) or not self.has_side_outputs:
             return ()
-        raw = self._raw(spark, control_path)
-        return (letters_of(raw, self.value, uid, self.connection, self.reader),)
+        raw = self._raw(spark, control_path, {"includeHeaders": "true"}, HEADERS)
+        return (letters_of(raw, self.value, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
@@ -291,10 +295,21 @@ class KafkaSource(EndsAtOffsets):
         register(spark)
         return FORMAT_NAME
 
-    def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
-        frame = self._stream(spark, control_path, {}).load()
+    def _raw(
+        self, spark: SparkSession, control_path: str, more: Mapping[str, str], *columns: str
+    ) -> DataFrame:
+        """Return the scan with channel and offset.
+
+        Parameters
+        ----------
+        more
+            Options of the reader, beside the source's.
+        columns
+            Those that these add.
+        """
+        frame = self._stream(spark, control_path, more).load()
         frame = cut_at(frame, self.ends_in(control_path))
-        own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
     def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:

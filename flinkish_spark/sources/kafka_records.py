@@ -41,6 +41,7 @@ from flinkish_spark.sources.kafka_beginnings import (
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
 from flinkish_spark.sources.kafka_dead_letters import (
+    HEADERS,
     check_letter_topic,
     letter_topic,
     letters_of,
@@ -62,11 +63,17 @@ if TYPE_CHECKING:
 
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.scans import Position
+    from flinkish_spark.sinks.base import Sink
 
 _CLOCK = SystemClock()
 _COMMITTED = Isolation.READ_COMMITTED
 #: How often the brokers are asked which partitions there are.
 _TOPICS_EVERY_S = 5.0
+#: Read for dead letters only.
+_HEADERS = T.StructField(
+    HEADERS,
+    T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
+)
 #: Fields that a record can have, with the types of each.
 _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
     "key": (T.BinaryType(), T.StringType()),
@@ -267,9 +274,11 @@ class KafkaRecordsSource(SplitSource):
         from flinkish_spark.kafka.reader_settings import ReaderSettings
 
         topic, partition = _place(split)
-        reader = RangeReader(self.connection, ReaderSettings())
+        names = self.record_type.names
+        settings = ReaderSettings(include_headers=HEADERS in names)
+        reader = RangeReader(self.connection, settings)
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
-            yield batch.select(self.record_type.names)
+            yield batch.select(names)
 
     # -- on the driver --------------------------------------------------------------------------
     def with_own_time(self) -> Self:
@@ -312,12 +321,16 @@ class KafkaRecordsSource(SplitSource):
         """Return the uid of the dead-letter sink."""
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
-    def side_outputs(self, spark: SparkSession, uid: str, control_path: str) -> tuple[SideOutput, ...]:
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self.decoding is None or not self.has_side_outputs:
             return ()
-        raw = super().load(spark, control_path)
-        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON),)
+        scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
+        scan = scan._with("_fs_format", f"{self._fs_format}-letters")
+        raw = super(KafkaRecordsSource, scan).load(spark, control_path)
+        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""

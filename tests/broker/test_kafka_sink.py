@@ -332,6 +332,48 @@ def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_dead_letter_has_the_headers_and_the_time_of_its_record(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """In their order, one name twice, one without value; ours behind."""
+    name, letters = topic(partitions=2), topic()
+    own = [("trace", b"1"), ("", b""), ("trace", b"2"), ("empty", None)]
+    rows = rig.frame({"k": "bad", "p": 7, "ts": 1_234}, {"k": "fine", "p": 1}, {"k": "none", "p": -1})
+    entries = ", ".join(
+        f"named_struct('key', '{key}', 'value', {'NULL' if value is None else f'X{value.hex()!r}'})"
+        for key, value in own
+    )
+    column = f"IF(k = 'none', NULL, CAST(array({entries}) AS array<struct<key:string,value:binary>>))"
+    sink = rig.sink(
+        name,
+        engine,
+        key="k",
+        partition="p",
+        timestamp="ts",
+        headers="h",
+        on_bad_record=DeadLetter(letters),
+        record_headers=RecordHeaders.BATCH,
+    )
+    schema = f"{SCHEMA}, h ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    sink.preflight(rig.spark, rig.context(schema))
+    writer = sink.create_writer(rig.spark, rig.context(schema))
+    request = StageRequest(
+        rows.withColumn("h", F.expr(column)), Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int
+    )
+    rig.commit(writer.stage(request), sink)
+    ours = ("flinkish-batch", b"2/7")
+    (fine,) = rig.read(name)
+    assert fine.headers == [ours, *own]
+    found = {record.key: record for record in rig.read(letters)}
+    assert (found[b"bad"].timestamp, found[b"bad"].value) == (1_234, b"v")
+    detail = f"a record names partition 7 of topic {name}, which has the partitions 0 to 1"
+    behind = {"error": "no-such-partition", "sink": "out", "topic": name, "partition": "7", "detail": detail}
+    said = [(f"flinkish-{what}", text.encode()) for what, text in behind.items()]
+    assert found[b"bad"].headers == [*own, *said, ours]
+    assert [key for key, _ in found[b"none"].headers] == [key for key, _ in (*said, ours)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_written_is_dropped_or_ends_the_task(rig: Rig, topic: Topics, engine: str) -> None:
     name, letters = topic(partitions=2), topic()
     columns = {"partition": "p", "timestamp": "ts", "topic_column": "t"}
@@ -411,6 +453,7 @@ def test_a_record_that_does_not_fit_its_avro_schema(rig: Rig, topic: Topics, eng
         ({"partition": "k"}, SchemaError, "'k' of type string"),
         ({"timestamp": "p"}, SchemaError, "TIMESTAMP, or BIGINT"),
         ({"headers": {"h": "n"}}, SchemaError, "the header 'h' of sink 'out'"),
+        ({"headers": "k"}, SchemaError, "the list of headers of sink 'out' is the column 'k' of type string"),
         ({"topic_column": "missing"}, SchemaError, "which its stream does not have"),
         ({"key": Json("nope STRING")}, SchemaError, "'nope'"),
         ({"value": Avro(ORDER_AVRO.replace("need", "gone"))}, SchemaError, "the field 'gone' in its Avro"),

@@ -23,6 +23,7 @@ from flinkish_spark.kafka.staging_settings import Acks, OnRefusal, ProducerSetti
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.sinks.kafka_avro import derived_schema
 from flinkish_spark.sinks.kafka_preflight import check_delivery_timeout
+from flinkish_spark.sources.kafka_dead_letters import letters_timeout_ms
 from tests.clocks import ManualClock
 
 COMMON = (("flinkish-batch", b"0/1"),)
@@ -346,3 +347,86 @@ def test_failing_names_the_first_record() -> None:
         judged({"partitions": {"a": 2}}, 3, partitions=pa.array([0, 7, 9]))
     with pytest.raises(BadRecordError, match="names the topic other, which the sink does not declare"):
         judged({"topics": frozenset("a")}, topic="other")
+
+
+# -- what a dead letter keeps and says --------------------------------------------------------------
+
+OWN = [("trace", b"1"), ("", b""), ("trace", b"2"), ("empty", None), ("trace", b"1")]
+
+
+def listed(letters: Any, row: int = 0) -> list[tuple[str, Any]]:
+    return [(entry["key"], entry["value"]) for entry in letters.rows.headers[row].as_py()]
+
+
+def test_a_letter_keeps_headers_in_their_order_and_ours_stand_behind() -> None:
+    columns = {"values": pa.array([b"v"] * 2), "partitions": pa.array([7, 3])}
+    given = {**LETTERS, "uid": "out", "partitions": {"a": 2}}
+    ((_, letters),) = judged(given, headers=headers_of(OWN, None), **columns).letters
+    behind = [
+        ("flinkish-error", b"no-such-partition"),
+        ("flinkish-sink", b"out"),
+        ("flinkish-topic", b"a"),
+        ("flinkish-partition", b"7"),
+        ("flinkish-detail", b"a record names partition 7 of topic a, which has the partitions 0 to 1"),
+        ("flinkish-batch", b"0/1"),
+    ]
+    assert listed(letters) == [*OWN, *behind]
+    assert listed(letters, 1)[:3] == [behind[0], behind[1], behind[2]]
+
+
+def test_what_a_record_says_does_not_make_a_header_long() -> None:
+    """A topic out of a column, of 3,000 bytes in letters of three: 341 of them are 1,023 bytes."""
+    name = "表" * 1_000
+    ((_, letters),) = judged({**LETTERS, "topics": frozenset("a")}, topic=name).letters
+    found = told(letters)[0]
+    assert found["flinkish-topic"].decode() == "表" * 341
+    assert len(found["flinkish-detail"]) <= 1_024 and found["flinkish-detail"].decode()
+
+
+def test_headers_go_last_from_a_letter_that_is_too_large() -> None:
+    changes = {"max_record_bytes": 500, "max_dead_letter_bytes": 3_000}
+    changes |= {"oversize": OnRefusal.DEAD_LETTER, "dead_letter_topic": "bad"}
+    values = pa.array([b"x" * 2_000] * 2)
+    few, many = [("trace", b"1" * 100)], [("trace", b"1" * 900)] * 3
+    ((_, letters),) = judged(changes, values=values, headers=headers_of(few, many)).letters
+    assert [len(value) for value in letters.rows.values.to_pylist()] == [1_024, 1_024]
+    assert listed(letters)[0] == few[0]
+    assert listed(letters, 1)[0] == ("flinkish-error", b"oversize")
+    assert told(letters)[1]["flinkish-headers-left-out"] == b"3"
+
+
+def test_a_dead_letter_that_is_cut_still_says_where_it_was_read() -> None:
+    """Those of a source come with headers of ours; only the size is added."""
+    changes = {"max_record_bytes": 500, "max_dead_letter_bytes": 3_000}
+    changes |= {"oversize": OnRefusal.DEAD_LETTER, "dead_letter_topic": "a"}
+    ours = [("flinkish-error", b"unreadable"), ("flinkish-topic", b"orders")]
+    ((_, letters),) = judged(changes, values=pa.array([b"x" * 2_000]), headers=headers_of(ours)).letters
+    assert [name for name, _ in listed(letters)] == [
+        "flinkish-error",
+        "flinkish-topic",
+        "flinkish-size",
+        "flinkish-batch",
+    ]
+    assert told(letters)[0]["flinkish-topic"] == b"orders"
+
+
+# -- one place decides how long a dead letter may wait ----------------------------------------------
+
+
+def test_letters_of_a_source_wait_as_long_as_what_the_job_stages() -> None:
+    def timeout_ms(*peers: Any, **of_letters: Any) -> int:
+        return letters_timeout_ms(Json("n INT", DeadLetter("bad", **of_letters)), peers)
+
+    short, long = sink(transaction_timeout_ms=240_000), sink(transaction_timeout_ms=600_000)
+    loose = sink(transaction_timeout_ms=1, delivery=DeliveryGuarantee.AT_LEAST_ONCE)
+    assert timeout_ms(long, short) == 240_000
+    assert timeout_ms(long, loose) == 600_000, "nothing waits in it"
+    assert timeout_ms(short, transaction_timeout_ms=120_000) == 120_000
+    assert timeout_ms() == timeout_ms(loose) == 900_000
+
+
+def test_letters_of_a_sink_are_part_of_its_transactions() -> None:
+    with pytest.raises(ConfigError, match="written in the transactions of its sink"):
+        sink(on_oversize=DeadLetter("bad", transaction_timeout_ms=1_000))
+    with pytest.raises(ConfigError, match="transaction_timeout_ms"):
+        DeadLetter("bad", transaction_timeout_ms=0)

@@ -158,12 +158,7 @@ class Checks:
                 why="without it a row could not take the place of the one before",
                 what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
             )
-        if settings.dialect.name == "mysql" and len(set(unique)) > 1:
-            raise SchemaError(
-                f"{settings.table_name} of {self._where} has more than one unique index",
-                why="MySQL's upsert replaces a row that is equal in any of them",
-                what_to_do="keep one unique index, the key's",
-            )
+        settings.require_upsert(session, self._context.schema, self._context.uid)
 
     def _check_key_is_exact(self, session: Session) -> None:
         """Refuse a table that takes two keys of the stream for one: a row would replace another's."""

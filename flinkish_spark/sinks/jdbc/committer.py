@@ -170,6 +170,8 @@ class JdbcCommitter(BufferedCommitter):
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
             if turn is Turn.DONE:
                 return self._repeated(session, checkpoint)
+            # Asked each time: somebody may have changed the table.
+            settings.require_upsert(session, self._context.schema, self._context.uid)
             write = CheckpointWrite(
                 session,
                 dialect,
@@ -177,6 +179,8 @@ class JdbcCommitter(BufferedCommitter):
                 settings.delete_when,
                 settings.on_refused,
                 self._context.uid,
+                settings.ties(session, self._context.schema),
+                settings.scrubbed,
             )
             done = write.run(rows)
             if done.refusals and isinstance(settings.on_refused, DeadLetterTable):

@@ -54,6 +54,24 @@ class WriteMode(enum.Enum):
             ) from None
 
 
+class Ties(enum.Enum):
+    """What ties rows of a table together: how far what becomes of a record depends on others'."""
+
+    #: Each row stands alone; no order of records with different keys makes a difference.
+    NONE = "NONE"
+    #: Rows have to fit each other in the end, as by a further unique constraint.
+    END_STATE = "END_STATE"
+    #: The same, and a row must stay where it is: something hangs on it, or sees it go.
+    IN_PLACE = "IN_PLACE"
+    #: What stands in the end depends on every step, as where a deleted row takes others with it.
+    EVERY_STEP = "EVERY_STEP"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody can tell in which steps rows came to be as they are."""
+        return self in (Ties.NONE, Ties.END_STATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where rows go.
@@ -308,6 +326,15 @@ class Dialect(ABC):
         """Insert or upsert rows with keys that differ, in the fastest way there is."""
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
 
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Insert or upsert rows one after the other; a key may come again."""
+        session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
+
+    @contextlib.contextmanager
+    def deferred(self, session: Session) -> Iterator[None]:
+        """Put off to the end of the block what the database can check later; raise there what it finds."""
+        yield
+
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
         """Delete the rows that have these keys."""
         session.run_many(self.delete_by_key(target), keys)
@@ -338,6 +365,21 @@ class Dialect(ABC):
         key
             The key's fields, for which the table has columns, and a unique constraint over them.
         """
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Return what ties rows of a table together, but for columns that are not written.
+
+        Parameters
+        ----------
+        texts
+            The columns of the key that get text: the database may take for equal what differs here.
+        deletes
+            Whether rows are deleted.
+        """
+
+    def why_not_upserted(self, session: Session, target: Target) -> str:
+        """Return why an upsert could find another row than that with its key; empty if it cannot."""
+        return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
         """Return why writes into a table would not be part of a transaction; empty if they are."""

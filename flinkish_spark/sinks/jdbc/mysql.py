@@ -19,6 +19,7 @@ from flinkish_spark.sinks.jdbc.dialect import (
     Params,
     Session,
     Target,
+    Ties,
     Trouble,
     WriteMode,
 )
@@ -209,6 +210,10 @@ class MySql(Dialect):
                 _require_short_enough(session, sql, params, int(most_bytes))
             session.run(sql, params)
 
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Write many rows with one statement: it takes them one after the other."""
+        self.write(session, target, rows)
+
     # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Ask the information schema."""
@@ -251,6 +256,56 @@ class MySql(Dialect):
                 return f"different texts are one {column_type} in its column {name}"
             if is_text and collation is not None and not str(collation).endswith(_EXACT_COLLATIONS):
                 return f"the collation {collation} of its column {name} takes different texts for equal"
+        return ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask the information schema for triggers, foreign keys and collations, as far as rights go.
+
+        There are no further unique keys: see :meth:`why_not_upserted`.
+        """
+        schema, name = self._place(target.table)
+        here = "COALESCE(%s, DATABASE())"
+
+        def finds(sql: str, *more: Any) -> bool:
+            return bool(session.rows(sql + " LIMIT 1", (*more, schema, name)))
+
+        is_upsert = target.mode is WriteMode.UPSERT
+        takes_along = (
+            "SELECT 1 FROM information_schema.referential_constraints WHERE delete_rule IN ('CASCADE', "
+            f"'SET NULL') AND constraint_schema = {here} AND referenced_table_name = %s"
+        )
+        folding = (
+            "SELECT 1 FROM information_schema.columns WHERE column_name IN %s AND (collation_name IS NULL OR "
+            "collation_name NOT LIKE '%%nopad\\_bin' AND collation_name NOT LIKE '%%0900\\_bin') "
+            f"AND table_schema = {here} AND " + _EXACTLY
+        )
+        if is_upsert and ((deletes and finds(takes_along)) or (texts and finds(folding, tuple(texts)))):
+            return Ties.EVERY_STEP
+        triggers = (
+            f"SELECT 1 FROM information_schema.triggers WHERE event_object_schema = {here} "
+            "AND event_object_table = %s"
+        )
+        points = (
+            f"SELECT 1 FROM information_schema.key_column_usage WHERE table_schema = {here} "
+            "AND table_name = %s AND referenced_table_name IS NOT NULL"
+        )
+        is_pointed_at = (
+            "SELECT 1 FROM information_schema.key_column_usage "
+            f"WHERE table_schema = {here} AND referenced_table_name = %s"
+        )
+        return Ties.IN_PLACE if any(map(finds, (triggers, points, is_pointed_at))) else Ties.NONE
+
+    def why_not_upserted(self, session: Session, target: Target) -> str:
+        """Look for unique indexes beside the key's, those over parts of columns or expressions, too."""
+        found = session.rows(
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(target.table),
+        )
+        for index in sorted({str(name) for name, _, _ in found}):
+            parts = [(column, part) for name, column, part in found if name == index]
+            if {column for column, _ in parts} != set(target.key) or any(part for _, part in parts):
+                return f"MySQL's upsert also replaces a row that is equal in its unique index {index}"
         return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:

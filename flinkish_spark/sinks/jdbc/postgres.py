@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
@@ -17,6 +17,7 @@ from flinkish_spark.sinks.jdbc.dialect import (
     Params,
     Session,
     Target,
+    Ties,
     Trouble,
     WriteMode,
 )
@@ -158,6 +159,20 @@ class Postgres(Dialect):
             )
             session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Upsert row by row: one statement takes a key once only."""
+        if target.mode is WriteMode.INSERT:
+            self.write(session, target, rows)
+        else:
+            super().write_in_order(session, target, rows)
+
+    @contextlib.contextmanager
+    def deferred(self, session: Session) -> Iterator[None]:
+        """Defer the constraints that are deferrable."""
+        session.run("SET CONSTRAINTS ALL DEFERRED")
+        yield
+        session.run("SET CONSTRAINTS ALL IMMEDIATE")
+
     def _copy_or_insert(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
         import psycopg
 
@@ -252,6 +267,49 @@ class Postgres(Dialect):
             f"the collation {collation} of its column {name}" for name, collation in inexact if name in texts
         ]
         return f"{wrong[0]} takes different texts for equal" if wrong else ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask the catalog for indexes, triggers (foreign keys are some, at both ends), rules and policies."""
+        table = (self._plain(target.table),)
+        found = session.rows(
+            "SELECT c.relkind <> 'r' OR c.relrowsecurity OR c.relhasrules OR EXISTS ("
+            "SELECT FROM pg_trigger t LEFT JOIN pg_constraint k ON k.oid = t.tgconstraint "
+            "WHERE t.tgrelid = c.oid AND (k.contype IS NULL OR k.contype NOT IN ('p', 'u', 'x'))), "
+            "EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid "
+            "AND k.confdeltype IN ('c', 'n', 'd')) FROM pg_class c WHERE c.oid = to_regclass(%s)",
+            table,
+        )
+        is_watched = any(watched for watched, _ in found)
+        takes_along = any(takes for _, takes in found)
+        is_upsert = target.mode is WriteMode.UPSERT
+        if is_upsert and ((deletes and takes_along) or self._folds(session, table, texts)):
+            return Ties.EVERY_STEP
+        if is_watched:
+            return Ties.IN_PLACE
+        return Ties.END_STATE if is_upsert and self._has_further_keys(session, target) else Ties.NONE
+
+    def _folds(self, session: Session, table: Params, texts: Sequence[str]) -> bool:
+        """Whether the database may take two texts of a key for equal: a collation, or another type."""
+        exact = "t.typname IN ('text', 'varchar') AND l.collisdeterministic IS NOT FALSE"
+        found = session.rows(
+            "SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "LEFT JOIN pg_collation l ON l.oid = a.attcollation "
+            f"WHERE a.attrelid = to_regclass(%s) AND a.attname::text = ANY (%s) AND NOT ({exact})",
+            (*table, list(texts)),
+        )
+        return bool(found)
+
+    def _has_further_keys(self, session: Session, target: Target) -> bool:
+        """Whether values that are written have to be unique or exclude each other, beside the key's."""
+        found = session.rows(
+            "SELECT i.indisexclusion OR i.indpred IS NOT NULL OR i.indexprs IS NOT NULL, "
+            "ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid "
+            "AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) "
+            "FROM pg_index i WHERE i.indrelid = to_regclass(%s) AND (i.indisunique OR i.indisexclusion)",
+            (self._plain(target.table),),
+        )
+        key, written = set(target.key), set(target.columns)
+        return any(is_special or (set(names) != key and written & set(names)) for is_special, names in found)
 
     def _plain(self, table: TableName) -> str:
         """Return the quoted name as a value, where no driver looks for parameters."""

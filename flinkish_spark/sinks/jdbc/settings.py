@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.sinks.jdbc.control import ControlTable
-from flinkish_spark.sinks.jdbc.dialect import Dialect, Login, Session, Target, WriteMode
+from flinkish_spark.sinks.jdbc.dialect import Dialect, Login, Session, Target, Ties, WriteMode
 from flinkish_spark.sinks.jdbc.mysql import MySql
 from flinkish_spark.sinks.jdbc.names import TableName
 from flinkish_spark.sinks.jdbc.postgres import Postgres
@@ -75,6 +75,28 @@ class JdbcSettings:
         """Return where rows of a schema go."""
         columns = tuple(name for name in schema.names if name != self.delete_when)
         return Target(self.table_name, columns, self.key, self.mode)
+
+    def ties(self, session: Session, schema: T.StructType) -> Ties:
+        """Return what ties rows of the table together, as it is now."""
+        target = self.target(schema)
+        texts = [name for name in target.key if isinstance(schema[name].dataType, T.StringType)]
+        found = self.dialect.ties(session, target, texts, deletes=bool(self.delete_when))
+        columns = {column.name for column in self.dialect.columns_of(session, self.table_name)}
+        # A row that goes and comes again has lost what the sink does not write.
+        return Ties.IN_PLACE if found is Ties.END_STATE and columns - set(target.columns) else found
+
+    def require_upsert(self, session: Session, schema: T.StructType, uid: str) -> None:
+        """Raise SchemaError if an upsert could replace another row than that with its key."""
+        if self.mode is not WriteMode.UPSERT:
+            return
+        why = self.dialect.why_not_upserted(session, self.target(schema))
+        if why:
+            raise SchemaError(
+                f"{self.table_name} of sink '{uid}' has more than one unique index",
+                why=why,
+                what_to_do="keep one unique index, the key's",
+                uid=uid,
+            )
 
     def create_tables(self, session: Session, schema: T.StructType) -> None:
         """Create what is missing and may be created; what is there stays as it is."""

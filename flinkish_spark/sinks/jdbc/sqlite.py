@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.sinks.jdbc import values
-from flinkish_spark.sinks.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble
+from flinkish_spark.sinks.jdbc.dialect import (
+    ColumnInfo,
+    Dialect,
+    Login,
+    Session,
+    Target,
+    Ties,
+    Trouble,
+    WriteMode,
+)
 from flinkish_spark.sinks.jdbc.names import TableName
 from flinkish_spark.sinks.jdbc.values import Unfit
 
@@ -104,6 +113,39 @@ class Sqlite(Dialect):
                 if name in names and is_key and str(collation).upper() != "BINARY":
                     return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask for triggers, foreign keys where the connection heeds them, and indexes."""
+        name, schema = place = self._place(target.table)
+        is_upsert = target.mode is WriteMode.UPSERT
+        heeds_foreign_keys = session.rows("PRAGMA foreign_keys") == [(1,)]
+        if is_upsert and ((deletes and heeds_foreign_keys) or (texts and self._folds(session, place))):
+            return Ties.EVERY_STEP
+        triggers = session.rows(
+            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
+            "AND tbl_name = ? COLLATE NOCASE",
+            (name,),
+        )
+        if triggers or heeds_foreign_keys:
+            return Ties.IN_PLACE
+        further = [one for one in self.unique_keys_of(session, target.table) if one != frozenset(target.key)]
+        partial = session.rows('SELECT 1 FROM pragma_index_list(?, ?) WHERE "unique" AND partial', place)
+        by_expression = session.rows(
+            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_info(l.name, ?2) c "
+            'WHERE l."unique" AND c.name IS NULL',
+            place,
+        )
+        is_tied = partial or by_expression or any(one & set(target.columns) for one in further)
+        return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
+
+    def _folds(self, session: Session, place: tuple[str, str]) -> bool:
+        """Whether a unique index compares otherwise than letter by letter."""
+        found = session.rows(
+            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_xinfo(l.name, ?2) c "
+            "WHERE l.\"unique\" AND c.key = 1 AND c.coll <> 'BINARY' COLLATE NOCASE",
+            place,
+        )
+        return bool(found)
 
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"

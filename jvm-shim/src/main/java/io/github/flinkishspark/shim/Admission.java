@@ -1,8 +1,11 @@
 package io.github.flinkishspark.shim;
 
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
@@ -10,7 +13,11 @@ import org.apache.kafka.common.header.internals.RecordHeaders;
  * record: what it throws would doom the whole transaction.
  */
 final class Admission {
+  /** What is kept of a value that is too large, and the most that a header of ours says. */
   private static final int DEAD_LETTER_BYTES = 1024;
+  private static final String SIZE = "flinkish-size";
+  /** How many headers of its own a dead letter had to leave behind. */
+  private static final String LEFT_OUT = "flinkish-headers-left-out";
   /** A batch's header, a record's own fields, and the length fields of key and value, each at its longest. */
   private static final int RECORD_OVERHEAD_BYTES = 61 + 21 + 5 + 5;
   private static final int HEADER_OVERHEAD_BYTES = 5 + 5;
@@ -53,26 +60,64 @@ final class Admission {
 
   /** The record that tells of a refused one: whole if the dead-letter topic takes it, else its head. */
   OutRecord deadLetter(OutRecord refused, Refusal why, String topic) {
-    RecordHeaders headers = new RecordHeaders();
-    headers.add("flinkish-error", utf8(why.reason().text()));
-    headers.add("flinkish-topic", utf8(refused.topic()));
-    if (why.reason() == Refusal.Reason.OVERSIZE) {
-      headers.add("flinkish-size", utf8(Long.toString(why.bytes())));
-    } else {
-      headers.add("flinkish-detail", utf8(why.sentence()));
+    List<Header> own = ownHeaders(refused);
+    List<Header> about = about(refused, why);
+    if (refused.topic().equals(topic)) {
+      // A dead letter itself, which says already where it comes from.
+      about.removeIf(header -> !header.key().equals(SIZE));
     }
-    if (common != null) {
-      common.forEach(headers::add);
-    }
+    RecordHeaders headers = joined(own, about);
     boolean isBefore1970 = refused.timestampMs() != null && refused.timestampMs() < 0;
     OutRecord whole = new OutRecord(topic, null, isBefore1970 ? null : refused.timestampMs(), refused.key(), refused.value(), headers);
-    long bytes = RECORD_OVERHEAD_BYTES + bytesOf(headers) + OutRecord.length(whole.key()) + (long) OutRecord.length(whole.value());
-    if (why.reason() != Refusal.Reason.OVERSIZE && bytes <= options.maxDeadLetterBytes) {
+    if (why.reason() != Refusal.Reason.OVERSIZE && bytesOf(whole) <= options.maxDeadLetterBytes) {
       return whole;
     }
     byte[] key = OutRecord.length(whole.key()) <= DEAD_LETTER_BYTES ? whole.key() : null;
     byte[] value = OutRecord.length(whole.value()) <= DEAD_LETTER_BYTES ? whole.value() : Arrays.copyOf(whole.value(), DEAD_LETTER_BYTES);
-    return new OutRecord(topic, null, whole.timestampMs(), key, value, headers);
+    OutRecord head = new OutRecord(topic, null, whole.timestampMs(), key, value, headers);
+    if (bytesOf(head) <= options.maxDeadLetterBytes) {
+      return head;
+    }
+    about.add(new RecordHeader(LEFT_OUT, bounded(Integer.toString(own.size()))));
+    return new OutRecord(topic, null, whole.timestampMs(), key, value, joined(List.of(), about));
+  }
+
+  /** The headers that a record has of its own, in their order. */
+  private List<Header> ownHeaders(OutRecord record) {
+    List<Header> result = new ArrayList<>();
+    if (record.headers() != null && record.headers() != common) {
+      record.headers().forEach(result::add);
+    }
+    return result.isEmpty() || common == null ? result : result.subList(common.toArray().length, result.size());
+  }
+
+  /** The headers that say where a record was to go, and why it does not. */
+  private List<Header> about(OutRecord refused, Refusal why) {
+    List<Header> result = new ArrayList<>();
+    result.add(new RecordHeader("flinkish-error", bounded(why.reason().text())));
+    if (!options.uid.isEmpty()) {
+      result.add(new RecordHeader("flinkish-sink", bounded(options.uid)));
+    }
+    result.add(new RecordHeader("flinkish-topic", bounded(refused.topic())));
+    if (refused.partition() != null) {
+      result.add(new RecordHeader("flinkish-partition", bounded(refused.partition().toString())));
+    }
+    if (why.reason() == Refusal.Reason.OVERSIZE) {
+      result.add(new RecordHeader(SIZE, bounded(Long.toString(why.bytes()))));
+    } else {
+      result.add(new RecordHeader("flinkish-detail", bounded(why.sentence())));
+    }
+    return result;
+  }
+
+  private RecordHeaders joined(List<Header> own, List<Header> about) {
+    RecordHeaders result = new RecordHeaders();
+    own.forEach(result::add);
+    about.forEach(result::add);
+    if (common != null) {
+      common.forEach(result::add);
+    }
+    return result;
   }
 
   private long bytesOf(OutRecord record) {
@@ -91,7 +136,16 @@ final class Admission {
     return bytes;
   }
 
-  private static byte[] utf8(String text) {
-    return text.getBytes(StandardCharsets.UTF_8);
+  /** Text of a header, cut at a letter: names and reasons may hold whatever a record holds. */
+  private static byte[] bounded(String text) {
+    byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
+    if (bytes.length <= DEAD_LETTER_BYTES) {
+      return bytes;
+    }
+    int end = DEAD_LETTER_BYTES;
+    while ((bytes[end] & 0xC0) == 0x80) {
+      end--;
+    }
+    return Arrays.copyOf(bytes, end);
   }
 }

@@ -40,6 +40,8 @@ final class StageOptions implements Serializable {
 
   final Delivery delivery;
   final String topic;
+  /** Of the sink, for its dead letters; may be empty. */
+  final String uid;
   final String transactionalIdPrefix;
   final int maxAttemptIndex;
   final long maxRecordBytes;
@@ -56,6 +58,7 @@ final class StageOptions implements Serializable {
   private StageOptions(JsonNode json) {
     delivery = Delivery.named(text(json, "delivery", "exactly-once"));
     topic = text(json, "topic", null);
+    uid = text(json, "uid", "");
     boolean isExact = delivery == Delivery.EXACTLY_ONCE;
     transactionalIdPrefix = isExact ? required(json, "transactional_id_prefix").asText() : null;
     maxAttemptIndex = isExact ? (int) wholeNumber(json, "max_attempt_index") : 0;
