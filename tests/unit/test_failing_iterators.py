@@ -132,7 +132,7 @@ def begun(iterator: Iterator[Any]) -> Iterator[Any]:
     ],
 )
 def test_a_failure_is_not_the_end(given: Callable[[], Any]) -> None:
-    with pytest.raises(NotAnEnd, match="StopIteration was raised by .*") as raised:
+    with pytest.raises(NotAnEnd, match=r"StopIteration was raised by .*") as raised:
         list(elements_of(given()))
     assert isinstance(raised.value.__cause__, StopIteration)
 

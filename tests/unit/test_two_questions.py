@@ -21,9 +21,14 @@ from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka.positions import TopicPartitions
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.sources import EndAtLatest, EndAtTimestamp, KafkaRecordsSource, StartAtTimestamp
+from flinkish_spark.sources import (
+    EndAtLatest,
+    EndAtTimestamp,
+    KafkaRecordsSource,
+    StartAtTimestamp,
+    kafka_starts,
+)
 from flinkish_spark.sources import delta_records as delta_records_module
-from flinkish_spark.sources import kafka_starts
 from flinkish_spark.sources.delta_records import DeltaRecordsSource
 from flinkish_spark.sources.delta_table import DeltaTableSource
 from flinkish_spark.store import LocalStore
@@ -211,5 +216,5 @@ def test_a_table_that_got_other_types_behind_the_program_is_refused(make: Any, t
     source = make(str(tmp_path / "t")).bound("in")
     source.__dict__["_fs_folder"] = str(tmp_path / "job")
     write(tmp_path / "t", 1, fields(n="string"))
-    with pytest.raises(ConfigError, match="version 1 of the Delta table .* has another type of 'n'"):
+    with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type of 'n'"):
         source._look([])
