@@ -21,6 +21,7 @@ from flinkish_spark.protocol.time_facts import (
     NoWatermarks,
     checked_time,
 )
+from flinkish_spark.user_iterators import USER_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -293,7 +294,7 @@ class ChannelGenerators:
             watermark_ms = generator.on_event(event, timestamp_ms)
             if watermark_ms is not None:
                 self._emit(channel, watermark_ms)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._failed("on_event()", error) from error
 
     def greatest(self, channel: int) -> int | None:
@@ -313,14 +314,14 @@ class ChannelGenerators:
                 watermark_ms = generator.on_periodic()
                 if watermark_ms is not None:
                     self._emit(channel, watermark_ms)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._failed("on_periodic()", error) from error
         return dict(self._greatest_ms)
 
     def _new(self, channel: int) -> WatermarkGenerator:
         try:
             made: object = self._factory()
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._failed("the factory", error) from error
         if not isinstance(made, WatermarkGenerator):
             raise self._failed("the factory", TypeError(f"it returned {made!r}, no WatermarkGenerator"))
@@ -333,7 +334,7 @@ class ChannelGenerators:
         if before_ms is None or watermark_ms > before_ms:
             self._greatest_ms[channel] = watermark_ms
 
-    def _failed(self, what: str, error: Exception) -> UserFunctionError:
+    def _failed(self, what: str, error: BaseException) -> UserFunctionError:
         return UserFunctionError(
             f"{what} of the watermark generator of '{self._uid}' failed",
             why=f"{type(error).__name__}: {error}",

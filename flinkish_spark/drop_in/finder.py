@@ -10,6 +10,7 @@ from flinkish_spark.kafka import Isolation
 from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import Positions, TopicPartitions, TopicPattern
+from flinkish_spark.sources.kafka_beginnings import first_at_least_as_late
 
 
 class OffsetFinder:
@@ -100,18 +101,23 @@ class OffsetFinder:
         return self._at_times(bound.timestamps_ms, side)
 
     def _at_times(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
-        asked = self._positions.at_timestamps(wanted, self._options.reader.isolation)
-        found = {place: offset for place, offset in asked.items() if offset is not None}
-        behind = sorted(set(wanted) - found.keys())
+        if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
+            return first_at_least_as_late(wanted, self._asked_times, self.latest)
         # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
-        if behind and side == "starting" and self._options.when_no_offset is NoOffsetStrategy.ERROR:
-            topic, partition = behind[0]
+        found: dict[Place, int] = {}
+        for place, offset in sorted(self._asked_times(wanted).items()):
+            if offset is not None:
+                found[place] = offset
+                continue
+            topic, partition = place
             raise ConfigError(
-                f"no record of {topic}-{partition} is as new as the timestamp {wanted[behind[0]]}",
+                f"no record of {topic}-{partition} is as new as the timestamp {wanted[place]}",
                 what_to_do="choose an earlier timestamp, or set startingOffsetsByTimestampStrategy to latest",
             )
-        found.update(self.latest(behind))
         return found
+
+    def _asked_times(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
+        return self._positions.at_timestamps(wanted, self._options.reader.isolation)
 
 
 def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], option: str) -> None:

@@ -33,6 +33,7 @@ from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates,
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Processor
 from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
 
 class KeyedBroadcastOperator(KeyedStreamOperator):
@@ -102,7 +103,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                     continue
                 try:
                     one.function(key, state)
-                except Exception as error:
+                except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
 
     # -- parts ----------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def _process_broadcast(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         self._states.scope.enter(NO_KEY)
         # As a list: a generator would run when nobody knows any more whose turn it is.
-        return list(self._function.process_broadcast_element(value, context) or ())
+        return list(elements_of(self._function.process_broadcast_element(value, context) or ()))
 
     def _is_declared(self, descriptor: StateDescriptor) -> bool:
         return self._states.descriptors.get(descriptor.name) == descriptor

@@ -21,6 +21,7 @@ from flinkish_spark.operators.keyed_context import FunctionContext
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.runtime.taken_values import taken
 from flinkish_spark.state import MapStateDescriptor, StateDescriptor
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
 #: Takes a broadcast element and the context; returns what is emitted.
 BroadcastProcessor = Callable[[Any, "BroadcastSideContext"], Iterable[Any] | None]
@@ -34,7 +35,7 @@ class BroadcastElementFailed(ElementFailed):
 class ApplicationFailed(Exception):
     """A function that was given to `apply_to_keyed_state` raised."""
 
-    def __init__(self, state: str, key: Any, error: Exception) -> None:
+    def __init__(self, state: str, key: Any, error: BaseException) -> None:
         super().__init__(f"state '{state}' of the key {key!r}: {type(error).__name__}: {error}")
         self.state, self.key, self.error = state, key, error
 
@@ -134,8 +135,8 @@ class ContextFacts:
         for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
             self.timestamp_ms = time_ms
             try:
-                rows.extend(map(taken, process(value, self) or ()))
-            except Exception as error:
+                rows.extend(map(taken, elements_of(process(value, self) or ())))
+            except USER_ERRORS as error:
                 raise ElementFailed(at, is_before, error) from error
             times.extend([time_ms] * (len(rows) - len(times)))
 

@@ -26,6 +26,7 @@ from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.state import MapStateDescriptor
 from flinkish_spark.state.handed_out import may_change, naming_of
 from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
+from flinkish_spark.user_iterators import pairs_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -88,6 +89,10 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Set a value."""
         self[key] = value
+
+    def update(self, values: Any = (), /, **named: Any) -> None:
+        """Set several values, as `dict.update` does: of a mapping, or of pairs."""
+        super().update(pairs_of(values), **named)
 
     def contains(self, key: K) -> bool:
         """Return whether there is a value."""

@@ -23,6 +23,7 @@ from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates,
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.runtime.taken_values import Take, taken
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def checked(
     def call(*given: Any) -> list[Any]:
         emitted = emitted_now()
         main, sides = len(emitted.rows), {name: len(rows) for name, rows in emitted.side.items()}
-        rows = list(function(*given) or ())
+        rows = list(elements_of(function(*given) or ()))
         own = [*emitted.rows[main:], *rows]
         side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
         check(Emitted(own, [None] * len(own), side=side))
@@ -160,7 +161,7 @@ def checked(
 class ElementFailed(Exception):
     """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
 
-    def __init__(self, at: int, is_before: bool, error: Exception) -> None:
+    def __init__(self, at: int, is_before: bool, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.at, self.is_before, self.error = at, is_before, error
 
@@ -168,7 +169,7 @@ class ElementFailed(Exception):
 class TimerFailed(Exception):
     """The function raised at a timer."""
 
-    def __init__(self, timer: Timer, domain: TimeDomain, error: Exception) -> None:
+    def __init__(self, timer: Timer, domain: TimeDomain, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.timer, self.domain, self.error = timer, domain, error
 
@@ -268,9 +269,9 @@ class GroupRun:
                     result = process(value, context)
                     if result is not None:
                         # A generator runs here, with the key still current.
-                        rows.extend(map(take, result))
+                        rows.extend(map(take, elements_of(result)))
                         times.extend([time_ms] * (len(rows) - len(times)))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise ElementFailed(at, is_before, error) from error
 
     def _fire(self, domain: TimeDomain, now_ms: int) -> None:
@@ -283,8 +284,8 @@ class GroupRun:
             try:
                 result = on_timer(timer, domain)
                 if result is not None:
-                    rows.extend(map(take, result))
-            except Exception as error:
+                    rows.extend(map(take, elements_of(result)))
+            except USER_ERRORS as error:
                 raise TimerFailed(timer, domain, error) from error
             times.extend([timer.time_ms] * (len(rows) - len(times)))
 
@@ -293,7 +294,7 @@ class GroupRun:
 
     def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
         emitted = self._emitted
-        emitted.rows.extend(map(self._take, rows))
+        emitted.rows.extend(map(self._take, elements_of(rows)))
         emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
 
     def _count(self, name: str) -> None:

@@ -26,6 +26,7 @@ from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.hinted_types import StateType
 from flinkish_spark.state.descriptors import set_fields, state_type
 from flinkish_spark.state.handed_out import may_change, naming_of
+from flinkish_spark.user_iterators import elements_of
 
 #: What a stored value says of itself.
 LIST_KIND = "operator list state"
@@ -122,11 +123,11 @@ class OperatorListState:
 
     def add_all(self, items: Iterable[Any]) -> None:
         """Append items."""
-        self.update([*self._items, *items])
+        self.update([*self._items, *elements_of(items)])
 
     def update(self, items: Iterable[Any]) -> None:
         """Replace the items."""
-        replaced = list(items)
+        replaced = list(elements_of(items))
         if None in replaced:
             raise ValueError("an operator list state takes no None")
         self._items = replaced if self._naming is None else list(map(self._naming, replaced))

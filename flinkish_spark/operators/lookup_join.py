@@ -15,6 +15,7 @@ from flinkish_spark.operators.without_keys import NoKeyedState
 from flinkish_spark.runtime.closing import close_operator
 from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
 from flinkish_spark.runtime.taken_values import taken
+from flinkish_spark.user_iterators import USER_ERRORS, called, elements_of
 
 Rows = Sequence[Any]
 
@@ -74,7 +75,7 @@ class LookupJoinRun:
             self._context.timestamp_ms = time_ms
             try:
                 self._join_one(value, rows_of.get(key, ()) if _is_known(key) else ())
-            except Exception as error:
+            except USER_ERRORS as error:
                 raise ElementFailed(at, False, error) from error
             made = len(emitted.rows) - len(emitted.times_ms)
             emitted.times_ms.extend([time_ms] * made)
@@ -98,7 +99,7 @@ class LookupJoinRun:
                 key = self._join.key_of(value)
                 hash(key)
                 keys.append(key)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise ElementFailed(len(keys), False, error) from error
         return keys
 
@@ -107,7 +108,7 @@ class LookupJoinRun:
         if not rows and self._join.join_type.keeps_left:
             rows = (None,)
         for row in rows:
-            emitted.rows.extend(map(taken, join(value, row, context) or ()))
+            emitted.rows.extend(map(taken, elements_of(join(value, row, context) or ())))
 
 
 class _Answers:
@@ -139,7 +140,7 @@ class _Answers:
         return found
 
     def _ask(self, keys: list[Any]) -> dict[Any, Rows]:
-        answer = self._table.lookup(keys)
+        answer = called(self._table.lookup)(keys)
         if not isinstance(answer, Mapping):
             raise LookupAnswerWrong(
                 f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"

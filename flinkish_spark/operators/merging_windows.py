@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from flinkish_spark.state import ListState, ListStateDescriptor
+from flinkish_spark.user_iterators import elements_of
 from flinkish_spark.windows.assigners import MergingWindowAssigner
 from flinkish_spark.windows.time_window import TimeWindow
 
@@ -116,7 +117,7 @@ class MergingWindowSet:
         self, window: TimeWindow, places: dict[TimeWindow, TimeWindow]
     ) -> tuple[TimeWindow, list[Merge]]:
         actual, merges = window, []
-        for result, parts in self._assigner.merge_windows([*places, window]) if places else ():
+        for result, parts in elements_of(self._assigner.merge_windows([*places, window])) if places else ():
             merged = sorted(one for one in parts if one != window)
             if window in parts:
                 actual = result

@@ -19,6 +19,7 @@ from flinkish_spark.operators.column_windows import AlignedWindows, ColumnWindow
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.key_index import Array
+from flinkish_spark.user_iterators import USER_ERRORS
 
 
 class OpenWindow:
@@ -133,7 +134,7 @@ class OpenWindows(ABC):
         keys = iter(arrived.keys)
         try:
             self._add(keys, arrived, watermark_ms, late)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise ElementFailed(arrived.place(keys), arrived.is_before, error) from error
         return late
 

@@ -23,6 +23,7 @@ from flinkish_spark.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from flinkish_spark.user_iterators import elements_of
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import Trigger
 
@@ -54,7 +55,7 @@ class TriggerScope:
         self._merged: Sequence[TimeWindow] = ()
         self._states: dict[str, Any] = {}
         states = states.of_function()
-        for descriptor in trigger.states():
+        for descriptor in elements_of(trigger.states()):
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)
             self._states[descriptor.name] = declared_state(states, own)

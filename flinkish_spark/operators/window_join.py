@@ -16,6 +16,7 @@ from flinkish_spark.operators.keyed_operators import KeyedStreamOperator, Proces
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.tagged_union import TaggedUnion
 from flinkish_spark.operators.window_operator import window_operator
+from flinkish_spark.user_iterators import called, elements_of
 from flinkish_spark.windows import ProcessWindow, ProcessWindowFunction, WindowContext, WindowRuntimeContext
 
 #: Where the window operator sends late elements; the two sides have their own.
@@ -114,14 +115,14 @@ class _JoinAll(CoGroupFunction):
     def co_group(
         self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
     ) -> Iterable[Any]:
-        pair, join = _WindowPair(context), self._function.process_element
+        pair, join = _WindowPair(context), called(self._function.process_element)
         if not rights:
             lefts, rights = (lefts if self._type.keeps_left else ()), (None,)
         elif not lefts:
             lefts, rights = (None,), (rights if self._type.keeps_right else ())
         for left in lefts:
             for right in rights:
-                yield from join(left, right, pair) or ()
+                yield from elements_of(join(left, right, pair) or ())
 
     def close(self) -> None:
         self._function.close()

@@ -16,6 +16,7 @@ from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.runtime.arrow_rows import OutputError, as_row
 from flinkish_spark.state import ListStateDescriptor
 from flinkish_spark.state.tables import KeyScope
+from flinkish_spark.user_iterators import elements_of
 from flinkish_spark.windows.time_window import TimeWindow
 
 #: The results that a window has emitted last.
@@ -90,7 +91,7 @@ class RetractedResults(WindowResults):
             A row has other fields than were declared.
         """
         # A generator runs here, with the window still the current one.
-        now = [self._row(row) for row in rows]
+        now = [self._row(row) for row in elements_of(rows)]
         retracted = self.withdrawn(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]

@@ -25,6 +25,7 @@ from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.runtime.emitted_columns import batch_of, declared_column, event_times
 from flinkish_spark.runtime.group_runners import InputRows, InputShape, OutRows, RowShape
 from flinkish_spark.runtime.row_blocks import BEHIND
+from flinkish_spark.user_iterators import called, elements_of
 
 #: Opens the name of a part of the key; no field has such a name.
 _KEY = f"{C.PREFIX}key_"
@@ -112,7 +113,7 @@ class BatchRunner:
         times = rows.column(C.TIME) if self._is_timed else None
         batch = rows.select(list(self._shape.inputs[0].fields))
         context = call.context(index, times)
-        yield from call.emitted(self._function.process_batch(batch, context), context)
+        yield from call.emitted(called(self._function.process_batch)(batch, context), context)
 
 
 class _Calls:
@@ -141,7 +142,7 @@ class _Calls:
             return
         while (due := self._timers.take_due(domain, limit_ms)) is not None:
             context = self.context(due[0], pa.array(due[1]))
-            yield from self.emitted(self._function.on_timers(domain, context), context)
+            yield from self.emitted(called(self._function.on_timers)(domain, context), context)
 
     def context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
         """Return what a call is given."""
@@ -150,7 +151,7 @@ class _Calls:
 
     def emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
         """Return what a call emits."""
-        for batch in batches or ():
+        for batch in elements_of(batches or ()):
             yield self._numbered(0, self._as_declared(0, batch))
         for tag, batch in context._sides:
             # What is emitted to a side output that nobody reads is dropped, as in Flink.

@@ -10,6 +10,8 @@ import logging
 import weakref
 from typing import Protocol
 
+from flinkish_spark.user_iterators import USER_ERRORS
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,5 +34,5 @@ def close_operator(operator: object, uid: str) -> None:
         return
     try:
         close()
-    except Exception:
+    except USER_ERRORS:
         _log.exception("close() of operator '%s' failed", uid)

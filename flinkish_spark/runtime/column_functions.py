@@ -20,6 +20,7 @@ from flinkish_spark.runtime.columns import KIND, Kind
 from flinkish_spark.runtime.kept_times import are_records
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.runtime.row_functions import RowFunction, records_of
+from flinkish_spark.user_iterators import USER_ERRORS
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class AppendColumns:
         try:
             for record in records_of(records):
                 rows.append(self.function.call(record))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self.function.blamed(records, len(rows), error) from error
         try:
             return writer.write(rows)

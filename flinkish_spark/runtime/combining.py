@@ -21,6 +21,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.closing import close_with
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed
 from flinkish_spark.runtime.row_blocks import BEHIND
+from flinkish_spark.user_iterators import USER_ERRORS
 from flinkish_spark.windows.assigners import NoEventTime
 
 
@@ -157,7 +158,7 @@ class BlamedCombine:
         try:
             _ = self._opened
             return self.combine(rows)
-        except Exception as error:
+        except USER_ERRORS as error:
             has_function = self.combine.aggregation.has_function
             if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:
                 raise

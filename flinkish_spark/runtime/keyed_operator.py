@@ -55,6 +55,7 @@ from flinkish_spark.runtime.opened_operators import StatefulOperator, runner_of
 from flinkish_spark.runtime.row_blocks import BlockError, in_order, to_block
 from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.runtime.worker_gc import freeze_modules
+from flinkish_spark.user_iterators import USER_ERRORS
 
 R = TypeVar("R")
 
@@ -308,10 +309,10 @@ class KeyedOperator:
             raise self._blame(str(error), error) from error
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._blame(f"{type(error).__name__}: {error}", error) from error
 
-    def _blame(self, says: str, error: Exception, **facts: Any) -> OperatorFailed:
+    def _blame(self, says: str, error: BaseException, **facts: Any) -> OperatorFailed:
         uid, name = self.spec.uid, self.spec.name
         named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
         told = {"uid": uid, **named, **facts, "error": says}
@@ -326,7 +327,7 @@ class KeyedOperator:
                 self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
             except (FlinkishError, *_STATE_FAULTS):
                 raise
-            except Exception as error:
+            except USER_ERRORS as error:
                 close_operator(spec.operator, spec.uid)
                 what = f"open() of operator '{spec.uid}'"
                 raise self._blame(f"{type(error).__name__}: {error}", error, what=what) from error

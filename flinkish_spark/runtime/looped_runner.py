@@ -37,6 +37,7 @@ from flinkish_spark.runtime.looped_results import Fired, ResultWriter, timer_of
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import as_schema
 from flinkish_spark.runtime.taken_values import taken
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 from flinkish_spark.windows.assigners import NoEventTime
 
 
@@ -190,7 +191,7 @@ class _GroupLoop:
                 if result is not None:
                     results.append(result if take is None else take(result))
                     windows.append(window)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._failed(window, error) from error
 
     def _call(self, calls: WindowCalls, window: OpenWindow) -> None:
@@ -199,11 +200,11 @@ class _GroupLoop:
         blame = partial(self._failed, window)
         rows = calls.rows(self._runner.folding, window, self._keys[window.key], blame)
         if rows is not None:
-            fired.results.extend(map(take, rows))
+            fired.results.extend(map(take, elements_of(rows)))
             fired.windows += [window] * (len(fired.results) - len(fired.windows))
         calls.end()
 
-    def _failed(self, window: OpenWindow, error: Exception) -> TimerFailed:
+    def _failed(self, window: OpenWindow, error: BaseException) -> TimerFailed:
         return TimerFailed(timer_of(window, self._keys), self._clock, error)
 
     def _results(self) -> Iterator[OutRows]:

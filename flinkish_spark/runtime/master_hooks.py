@@ -14,6 +14,7 @@ from flinkish_spark.errors import ConfigError, EnvironmentFault, JobDirError
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
 from flinkish_spark.protocol.ids import CheckpointId, checked_name
+from flinkish_spark.user_iterators import USER_ERRORS, pairs_of
 
 LOG = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ class MasterHooks:
         try:
             given = hook.trigger(int(checkpoint))
             # What is stored is what a restore will get: tuples become lists here already.
-            return json.loads(json.dumps(None if given is None else dict(given), allow_nan=False))
-        except Exception as error:
+            return json.loads(json.dumps(None if given is None else dict(pairs_of(given)), allow_nan=False))
+        except USER_ERRORS as error:
             raise HookFailed(
                 f"the master hook '{name}' failed in checkpoint {checkpoint}",
                 why=f"{type(error).__name__}: {error}",
@@ -157,7 +158,7 @@ class MasterHooks:
                 hook.reset()
             else:
                 hook.restore(int(checkpoint), states[name])
-        except Exception as error:
+        except USER_ERRORS as error:
             raise HookFailed(
                 f"the master hook '{name}' could not be restored",
                 why=f"{type(error).__name__}: {error}",

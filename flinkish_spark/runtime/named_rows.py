@@ -114,7 +114,11 @@ class RowForm:
             except KeyError:
                 pass  # Below it is said which one.
         make = self._maker(kinds.pop()) if len(kinds) == 1 else self.tuple_of
-        return rows if make is _same else list(map(make, rows))
+        if make is _same:
+            return rows
+        made = list(map(make, rows))
+        # A property that raises StopIteration has ended it; called one by one, it raises.
+        return made if len(made) == len(rows) else [make(row) for row in rows]
 
     def keeps(self, kinds: Iterable[type]) -> bool:
         """Return whether rows of these classes, or None, are left as they are."""

@@ -14,6 +14,7 @@ from flinkish_spark.runtime.columns import TIME
 from flinkish_spark.runtime.micro_batch_time import MicroBatch, micro_batch_of_task
 from flinkish_spark.runtime.row_functions import ExpandRows
 from flinkish_spark.runtime.taken_values import taken
+from flinkish_spark.user_iterators import elements_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ProcessRows(ExpandRows):
         def rows(at: int, record: Any) -> Iterable[Any]:
             context.begin(at)
             # Whatever is read, the function runs to its end: what it emits where may depend on it.
-            main = list(map(taken, self.function.call(record, context) or ()))
+            main = list(map(taken, elements_of(self.function.call(record, context) or ())))
             return main if self.side is None else context.emitted.get(self.side, ())
 
         return rows

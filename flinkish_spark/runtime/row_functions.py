@@ -25,6 +25,7 @@ from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, Operator
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
 from flinkish_spark.runtime.taken_values import taking
 from flinkish_spark.runtime.worker_gc import freeze_modules
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
 
 class StatelessContext(SubtaskFacts):
@@ -104,12 +105,12 @@ class RowFunction:
         """Have what `open` or `close` raises stop the job, with the operator's name."""
         try:
             yield
-        except Exception as error:
+        except USER_ERRORS as error:
             what, says = f"{method}() of operator '{self.name}'", f"{type(error).__name__}: {error}"
             told = json.dumps({"uid": self.name, "what": what, "error": says})
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
 
-    def blamed(self, batch: pa.RecordBatch, at: int, error: Exception, says: str = "") -> OperatorFailed:
+    def blamed(self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = "") -> OperatorFailed:
         """Return the error that stops the job, with the record's place if it has one."""
         places: dict[str, Any] = {}
         if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
@@ -145,7 +146,7 @@ class FilterRows:
         try:
             for at, record in enumerate(records_of(batch)):
                 kept[at] = bool(self.function.call(record))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return kept
 
@@ -196,9 +197,9 @@ class ExpandRows:
         try:
             for at, record in enumerate(records_of(batch)):
                 before = len(made)
-                made.extend(map(take, call(at, record) or ()))
+                made.extend(map(take, elements_of(call(at, record) or ())))
                 counts[at] = len(made) - before
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return made, np.repeat(np.arange(batch.num_rows), counts)
 

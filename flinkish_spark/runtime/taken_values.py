@@ -18,6 +18,8 @@ from typing import Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.user_iterators import called
+
 Take = Callable[[Any], Any]
 
 _PLAIN: frozenset[type] = frozenset(
@@ -69,7 +71,8 @@ def _how_to_take(kind: type) -> Take:
         return lambda value: list(map(taken, value))
     if kind is dict:
         return lambda value: {key: taken(one) for key, one in value.items()}
-    return _instance if dataclasses.is_dataclass(kind) else _copy
+    # Copied by code of the user's, where the class has it; what takes rows goes through many at once.
+    return called(_instance) if dataclasses.is_dataclass(kind) else _copy
 
 
 def _same(value: Any) -> Any:

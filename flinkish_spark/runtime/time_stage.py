@@ -23,6 +23,7 @@ from flinkish_spark.runtime.arrow_rows import RowReader
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_functions import RowFunction
 from flinkish_spark.runtime.worker_gc import freeze_modules
+from flinkish_spark.user_iterators import USER_ERRORS
 from flinkish_spark.watermark_strategy import ChannelGenerators, WatermarkGenerator
 
 
@@ -95,7 +96,7 @@ class TimeStage:
                 if time_ms is None:
                     raise ValueError("the event time must be milliseconds, got None")
                 times.append(int(time_ms))
-        except Exception as error:
+        except USER_ERRORS as error:
             function = self._blaming(f"the timestamp assigner of '{self.source}'")
             raise function.blamed(batch, len(times), error) from error
         return times

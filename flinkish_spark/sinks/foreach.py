@@ -20,6 +20,7 @@ from flinkish_spark.sinks.base import Committer, SinkContext
 from flinkish_spark.sinks.buffer import BufferedCommitter, BufferedRows, BufferedSink
 from flinkish_spark.sinks.buffer_files import BufferedFileGone
 from flinkish_spark.sinks.two_phase_rows import in_utc, record_as_json, records_of
+from flinkish_spark.user_iterators import USER_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -136,7 +137,7 @@ class _CallingCommitter(BufferedCommitter):
             self._sink.call(_rows_of(rows), checkpoint)
         except (FlinkishError, BufferedFileGone):
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"the function of sink '{self._context.uid}' failed at checkpoint {checkpoint}",
                 why=f"{type(error).__name__}: {error}",

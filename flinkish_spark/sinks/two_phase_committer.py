@@ -15,6 +15,7 @@ from flinkish_spark.sinks.base import Committer, CompletedCheckpoint, SinkContex
 from flinkish_spark.sinks.two_phase import Answer, TwoPhaseCommitSink, own_copy
 from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_tasks import SinkUnavailable
+from flinkish_spark.user_iterators import USER_ERRORS
 
 LOG = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class TwoPhaseCommitter(Committer):
             raise
         except self._sink.retry_on as error:
             raise SinkUnavailable(f"{what}: {type(error).__name__}: {error}") from error
-        except Exception as error:
+        except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"{what} failed",
                 why=f"{type(error).__name__}: {error}",

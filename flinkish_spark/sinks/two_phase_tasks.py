@@ -19,6 +19,7 @@ from flinkish_spark.sinks.python_tasks import RowCount
 from flinkish_spark.sinks.two_phase import RecordRefused, SinkTransaction, TwoPhaseCommitSink
 from flinkish_spark.sinks.two_phase_names import TransactionName
 from flinkish_spark.sinks.two_phase_rows import in_utc, record_as_json, records_of
+from flinkish_spark.user_iterators import USER_ERRORS, pairs_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +130,7 @@ class _OpenTransaction:
         return refused
 
     def _written(self, records: pa.RecordBatch) -> Mapping[int, str]:
-        refused = dict(self._sink.write_batch(self._handle, records) or {})
+        refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
         if not refused.keys() <= set(range(records.num_rows)):
             raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         return refused
@@ -181,7 +182,7 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
     except sink.retry_on as error:
         text = f"{method}() of the sink '{uid}': {type(error).__name__}: {error}"
         raise SinkUnavailable(_one_line(text)) from error
-    except Exception as error:
+    except USER_ERRORS as error:
         # Imported here: it brings pandas, which a task that goes well does not need.
         from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed
 

@@ -16,6 +16,7 @@ from flinkish_spark.graph.declared import output_schema
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.runtime.named_rows import RowForm
 from flinkish_spark.sources.splits import SplitSource
+from flinkish_spark.user_iterators import elements_of
 
 _ALL = "all"
 
@@ -95,7 +96,7 @@ def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any,
     from flinkish_spark.runtime.arrow_rows import RowWriter
 
     verify, writer = T._make_type_verifier(schema), RowWriter.of(schema)
-    for index, value in enumerate(values):
+    for index, value in enumerate(elements_of(values)):
         try:
             record = _record(value, schema)
             verify(_by_name(record))

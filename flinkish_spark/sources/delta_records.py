@@ -16,7 +16,14 @@ from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sources.delta_kinds import DeltaChanges, check_versions
 from flinkish_spark.sources.delta_log import DELETE, INSERT, DeltaCommit, check_feed, commit_path
 from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
-from flinkish_spark.sources.delta_table import checked_folder, files_of, found_file, record_schema, rows_in
+from flinkish_spark.sources.delta_table import (
+    check_fields,
+    checked_folder,
+    files_of,
+    found_file,
+    record_schema,
+    rows_in,
+)
 from flinkish_spark.sources.file_formats import ParquetFiles
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.files import Discovery, FileSource
@@ -118,6 +125,10 @@ class DeltaRecordsSource(FileSource):
         return found, self._is_behind_end(version)
 
     @property
+    def _declared(self) -> T.StructType:
+        return T.StructType(list(self._table_fields))
+
+    @property
     def _table(self) -> Path:
         return Path(self.path)
 
@@ -138,7 +149,10 @@ class DeltaRecordsSource(FileSource):
         commit = DeltaCommit.read(self._table, whole)
         # Null where the commit is in a checkpoint already.
         told = self._told(whole, "" if commit is None else commit.timestamp, INSERT)
-        return files_of(DeltaSnapshot.read(self._table, whole), told), whole + 1
+        snapshot = DeltaSnapshot.read(self._table, whole)
+        # It may be newer than the one that the fields are of.
+        check_fields(snapshot, self._declared)
+        return files_of(snapshot, told), whole + 1
 
     def _began_with(self) -> int | None:
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
@@ -187,23 +201,16 @@ class DeltaRecordsSource(FileSource):
             return
         if self._changes is DeltaChanges.FEED:
             check_feed(self._table, commit.metadata)
-        snapshot = DeltaSnapshot(self._table, commit.version, {}, commit.metadata)
-        types = {one.name: one.dataType for one in T.StructType.fromJson(dict(snapshot.schema_json))}
         # A field that the table got later is not in older versions; what is there must be the same.
-        other = [one.name for one in self._table_fields if types.get(one.name, one.dataType) != one.dataType]
-        if other:
-            raise ConfigError(
-                f"version {commit.version} of the Delta table {self.path} has another type of '{other[0]}'",
-                why="the records of one source have one schema",
-                what_to_do="begin behind that version, in a new job_dir",
-            )
+        check_fields(DeltaSnapshot(self._table, commit.version, {}, commit.metadata), self._declared)
 
     def _check_gap(self, version: int) -> None:
         """Refuse to wait for a version that was there and is gone. Called once per process."""
         if self._is_behind_end(version) or commit_path(self._table, version).exists():
             return
         newest = DeltaSnapshot.read(self._table).version
-        if newest > version:
+        # Asked again: it, and the next one, may have been written in between. Versions come one by one.
+        if newest > version and not commit_path(self._table, version).exists():
             raise InputLostError(
                 f"version {version} of the Delta table {self.path} is gone from its log",
                 why=f"the job has not read it, and the newest is {newest}: Delta deletes old log entries",

@@ -79,6 +79,8 @@ class DeltaTableSource(FileSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         snapshot = DeltaSnapshot.read(Path(self.path), self._version)
+        # The fields were asked for when the program was made, and the newest version may be another by now.
+        check_fields(snapshot, self.record_type)
         return files_of(snapshot), True
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -114,6 +116,19 @@ def record_schema(folder: str, snapshot: DeltaSnapshot) -> T.StructType:
                 what_to_do="read it by Spark and env.from_dataframe",
             )
     return schema
+
+
+def check_fields(snapshot: DeltaSnapshot, declared: T.StructType) -> None:
+    """Raise ConfigError if a version has another type of a field; one that it does not have is null there."""
+    types = {one.name: one.dataType for one in T.StructType.fromJson(dict(snapshot.schema_json))}
+    other = [one.name for one in declared if types.get(one.name, one.dataType) != one.dataType]
+    if other:
+        raise ConfigError(
+            f"version {snapshot.version} of the Delta table {snapshot.table} has another type of "
+            f"'{other[0]}'",
+            why="the records of one source have one schema",
+            what_to_do="begin behind that version, in a new job_dir",
+        )
 
 
 def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> list[FoundFile]:

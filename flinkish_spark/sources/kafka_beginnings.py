@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,9 @@ class StartAtTimestamp(KafkaStart):
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets of those records."""
-        found, latest = admin.offsets_at(dict.fromkeys(places, self.timestamp_ms)), admin.end_offsets(places)
-        return {place: latest[place] if at is None else at for place, at in found.items()}
+        return first_at_least_as_late(
+            dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
+        )
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,22 @@ class StartAtCommitted(KafkaStart):
         wanted = set(places)
         known = {at: offset for at, offset in admin.committed_offsets(self.group_id).items() if at in wanted}
         return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+
+
+def first_at_least_as_late(
+    timestamps_ms: Mapping[Place, int],
+    offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
+    end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
+) -> dict[Place, int]:
+    """Return the offset of each partition's first record that is at least as late, or else its end.
+
+    Kafka has no request for both. The topics move on between two: so the end of a partition without such a
+    record is one at which there was none yet, and every such record that comes lies at it or behind it.
+    """
+    # This order matters: a record that comes in between is found, and not taken for the end.
+    ends = end_offsets(timestamps_ms)
+    found = offsets_at(timestamps_ms)
+    return {place: ends[place] if at is None else at for place, at in found.items()}
 
 
 def start_offsets(

@@ -21,6 +21,7 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.sources.kafka_beginnings import first_at_least_as_late
 from flinkish_spark.sources.kafka_starts import StartsAtOffsets
 from flinkish_spark.store import LocalStore
 
@@ -79,9 +80,9 @@ class EndAtTimestamp(KafkaEnd):
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets of those records."""
-        found, latest = admin.offsets_at(dict.fromkeys(places, self.timestamp_ms)), admin.end_offsets(places)
-        # None: no record is as late yet.
-        return {place: latest[place] if at is None else at for place, at in found.items()}
+        return first_at_least_as_late(
+            dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what tells it from others."""

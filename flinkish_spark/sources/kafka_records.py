@@ -37,6 +37,7 @@ from flinkish_spark.sources.kafka_beginnings import (
     KafkaStart,
     StartingOffsets,
     checked_start,
+    first_at_least_as_late,
     start_offsets,
 )
 from flinkish_spark.sources.kafka_checks import InputChecks, raise_if_it_stays
@@ -203,7 +204,9 @@ class KafkaRecordsSource(SplitSource):
     def splits(self) -> Sequence[str]:
         """Return the partitions."""
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
-            places, ends = self._wanted.places(self._positions, _CLOCK), self._ends
+            # This order matters: every partition that has an end is there by then, and none is left out.
+            ends = self._ends
+            places = self._wanted.places(self._positions, _CLOCK)
             self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
             self._looked_at = time.monotonic()
         return self._partitions
@@ -212,8 +215,12 @@ class KafkaRecordsSource(SplitSource):
         """Return where a partition begins to be read."""
         place = _place(split)
         if self._from_ms:
-            at = self._positions.at_timestamps({place: self._from_ms}, _COMMITTED)[place]
-            return self._positions.latest([place], _COMMITTED)[place] if at is None else at
+            brokers = self._positions
+            return first_at_least_as_late(
+                {place: self._from_ms},
+                lambda times_ms: brokers.at_timestamps(times_ms, _COMMITTED),
+                lambda places: brokers.latest(places, _COMMITTED),
+            )[place]
         # What comes later than the source, or than the savepoint that it goes on from, is read whole.
         is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
         at = self._starts.get(split) if is_first else None

@@ -141,9 +141,14 @@ class StartsAtOffsets(Source):
     def _known_offsets(self, control_path: str) -> StartingOffsets | Mapping[str, Mapping[str, int]]:
         if self._start is not None:
             return offsets_in(self._start.position)
-        if isinstance(self.starting_offsets, StartingOffsets):
-            return self.starting_offsets
         path, name = Path(control_path), self.fact("start")
+        # Spark's reader asks for the end in every scan, the dead letters' too, and again where its log is
+        # begun anew. Of the first offsets either scan reads what there is; the Python reader keeps its own.
+        is_asked_again = self.starting_offsets is StartingOffsets.LATEST and self.needs_kafka_jars
+        if isinstance(self.starting_offsets, StartingOffsets) and not (
+            is_asked_again and path.name != NO_CONTROL
+        ):
+            return self.starting_offsets
         if path.name == NO_CONTROL:
             return self._asked_offsets()
         job_dir = JobDir(LocalStore(path.parent.parent))

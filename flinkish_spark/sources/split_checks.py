@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import ConfigError, InputLostError
 from flinkish_spark.sources.split_positions import Offset, SplitPosition, is_number, refuse_no_json
+from flinkish_spark.user_iterators import elements_of
 
 if TYPE_CHECKING:
     from flinkish_spark.sources.splits import SplitSource
@@ -34,7 +35,7 @@ def gone_through(found: Any) -> Any:
     Going through it is work of the source, which may fail.
     """
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
-    return tuple(found) if is_many else found
+    return tuple(elements_of(found)) if is_many else found
 
 
 def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:

@@ -42,6 +42,7 @@ from flinkish_spark.sources.split_checks import (
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
 from flinkish_spark.sources.splits import SourceUnavailable, SplitSource, reaches
 from flinkish_spark.store import LocalStore
+from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,7 +179,7 @@ class SplitStreamReader(DataSourceStreamReader):
         """Yield the records of one piece with channel and sequence. Called in a task."""
         assert isinstance(partition, SplitPiece)
         with named_failures(self._uid, "read"):
-            found = iter(self._source.read(partition.split, partition.start, partition.end))
+            found = iter(elements_of(self._source.read(partition.split, partition.start, partition.end)))
         place = partition.start if type(partition.start) is int else 0
         rows = _Rows(self._source.record_type, partition.number, place)
         while True:
@@ -275,7 +276,7 @@ def named_failures(uid: str, method: str) -> Iterator[None]:
         raise SourceUnavailable(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
-    except Exception as error:
+    except USER_ERRORS as error:
         from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 
         what = {

@@ -26,6 +26,7 @@ from flinkish_spark.sources.split_positions import (
     lowest_offsets,
 )
 from flinkish_spark.store import LocalStore
+from flinkish_spark.user_iterators import USER_ERRORS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -316,7 +317,7 @@ class SplitSource(Source):
             ) from error
         except FlinkishError:
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             from flinkish_spark.runtime.failures import RepeatableUserError
 
             raise RepeatableUserError(

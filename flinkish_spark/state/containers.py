@@ -9,6 +9,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, overload
 from flinkish_spark.state.handed_out import HandedOut
 from flinkish_spark.state.map_keys import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import KeyScope, StateTable
+from flinkish_spark.user_iterators import elements_of, pairs_of
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -53,7 +54,7 @@ class ListState(MutableSequence[V]):
     def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
     def __setitem__(self, at: Any, value: Any) -> None:
         changed = self.get()
-        changed[at] = value
+        changed[at] = elements_of(value) if isinstance(at, slice) else value
         self.update(changed)
 
     def __delitem__(self, at: SupportsIndex | slice) -> None:
@@ -147,7 +148,7 @@ class ListState(MutableSequence[V]):
 
     def _elements(self, values: Iterable[V]) -> list[V]:
         """Return values as the state keeps them; refuse None."""
-        kept = list(values)
+        kept = list(elements_of(values))
         if None in kept:
             raise ValueError("a list state takes no None")
         return kept if self._naming is None else list(map(self._naming, kept))
@@ -240,6 +241,10 @@ class MapState(MutableMapping[K, V]):
     def put_all(self, values: Mapping[K, V]) -> None:
         """Set several values."""
         self.update(values)
+
+    def update(self, values: Any = (), /, **named: Any) -> None:
+        """Set several values, as `dict.update` does: of a mapping, or of pairs."""
+        super().update(pairs_of(values), **named)
 
     def contains(self, key: K) -> bool:
         """Return whether there is a value."""

@@ -32,6 +32,7 @@ from flinkish_spark.runtime.arrow_values import ValueMismatch
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER, OperatorFailed, Origins
 from flinkish_spark.runtime.row_blocks import arrow_schema, as_schema
 from flinkish_spark.runtime.time_stage import TimeStage
+from flinkish_spark.user_iterators import USER_ERRORS, NotAnEnd
 
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -113,7 +114,7 @@ def blaming(uid: str | None = None) -> Iterator[None]:
     except OperatorFailed as failure:
         blamed = failure.__cause__
         uid = str(json.loads(str(failure).removeprefix(USER_FUNCTION_MARKER))["uid"])
-    except Exception as error:
+    except USER_ERRORS as error:
         # Of a fold over columns, beside what was emitted: it has no single element that failed.
         if uid is None and not isinstance(error, OutputError | StateValueError):
             raise
@@ -121,6 +122,9 @@ def blaming(uid: str | None = None) -> Iterator[None]:
     if isinstance(blamed, OutputError | StateValueError | ValueMismatch):
         says = f"the function {blamed}" if isinstance(blamed, OutputError) else str(blamed)
         raise UserFunctionError(f"operator '{uid}': {says}", uid=uid)
+    if isinstance(blamed, StopIteration):
+        # As such it would end the `with` of whoever called.
+        blamed = NotAnEnd(blamed, "the function")
     if blamed is not None:
         blamed.add_note(f"in the operator '{uid}'")
         raise blamed

@@ -26,6 +26,7 @@ from flinkish_spark.kafka.channels import channel_by_name
 from flinkish_spark.savepoints.settings import RestoreSettings
 from flinkish_spark.sources import (
     EndAtLatest,
+    EndAtTimestamp,
     KafkaRecordsSource,
     StartAtCommitted,
     StartAtOffsets,
@@ -88,6 +89,31 @@ def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(
     for name, (start, wanted) in starts.items():
         given = orders_source(servers, source, reader=reader, starting_offsets=start, ending=EndAtLatest())
         assert amounts_read(spark, tmp_path / f"{reader}-{name}", tmp_path, given) == wanted, name
+
+
+class Late(KafkaAdmin):
+    """Behind its first answer, a record comes."""
+
+    def come(self, produce_it: Any) -> None:
+        self.produce_it = produce_it
+
+    def _offsets(self, *asked: Any) -> Any:
+        answer = super()._offsets(*asked)
+        if (produce_it := self.__dict__.pop("produce_it", None)) is not None:
+            produce_it()
+        return answer
+
+
+@pytest.mark.parametrize("ask", [StartAtTimestamp, EndAtTimestamp])
+def test_a_record_that_comes_between_two_requests(broker: Any, topic: Any, ask: Any) -> None:
+    servers, source = broker.bootstrap_servers, topic(1)
+    produce(servers, source, [b"before"])
+    time.sleep(0.05)
+    wanted_ms = int(time.time() * 1_000)
+    with Late(KafkaConnection(servers, {})) as admin:
+        admin.come(lambda: produce(servers, source, [b"between"]))
+        assert ask(wanted_ms).offsets(admin, [(source, 0)]) == {(source, 0): 1}
+        assert admin.end_offsets([(source, 0)]) == {(source, 0): 2}
 
 
 @pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])

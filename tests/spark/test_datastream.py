@@ -208,6 +208,22 @@ def test_a_key_function_that_fails_names_the_record(spark: Any, tmp_path: Any) -
     assert "AttributeError" in str(error)
 
 
+def test_a_lazy_result_that_fails_names_the_record(spark: Any, tmp_path: Any) -> None:
+    """A `map` ends where its function raises StopIteration; of the second record [(1,)] would be left."""
+
+    def amount(number: int) -> tuple[int]:
+        return (next(one for one in (1, 3) if one == number),)
+
+    env = environment(spark, tmp_path / "job", restart_strategy=NoRestart())
+    orders = env.from_collection([("ann", 1), ("ben", 2)], ORDER, uid="orders")
+    made = orders.flat_map(lambda order: map(amount, [1, order.amount]), output="n LONG", name="amounts")
+    made.sink_to(MemorySink(f"{tmp_path}/out"), uid="out")
+    error = failure_of(env)
+    assert isinstance(error, UserFunctionError)
+    assert "'amounts' failed on the record at channel 0, sequence 1" in str(error)
+    assert "StopIteration was raised by amount()" in str(error)
+
+
 # -- tasks ------------------------------------------------------------------------------------------
 
 
