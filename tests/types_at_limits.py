@@ -122,7 +122,14 @@ _NESTED = tuple(form for form in FORMS if form != "by itself")
 NULL = "null"
 
 _FILES = ("Parquet", "JSON", "CSV", "Avro")
-SOURCES = ("rows of SplitSource", "batches of SplitSource", "ParquetFiles", "JsonLines", "CsvFiles", "TextLines")
+SOURCES = (
+    "rows of SplitSource",
+    "batches of SplitSource",
+    "ParquetFiles",
+    "JsonLines",
+    "CsvFiles",
+    "TextLines",
+)
 SOURCES_OF_SPARK = ("DeltaSource", "from_dataframe", "Kafka Json")
 STATES = (
     "value state",
@@ -298,12 +305,12 @@ RULES: tuple[Rule, ...] = (
         becomes={"-0.0": 0.0},
     ),
     Rule(
-        ("broadcast state",),
+        ("list state", "broadcast state"),
         None,
         None,
-        "null is refused as a value of broadcast state",
+        "null is refused as an element of a list state and as a value of broadcast state",
         (NULL,),
-        "a broadcast state takes no None",
+        "state takes no None",
     ),
     Rule(
         ("key with a timer",),
@@ -384,9 +391,7 @@ def cases_of(way: str, form: str, kind: str) -> Iterator[Case]:
         return
     special = {limit: rule for rule in rules for limit in rule.limits or ()}
     becomes = {limit: one for rule in rules for limit, one in (rule.becomes or {}).items()}
-    limits = {
-        name: one for name, one in PLAIN[kind].items() if name not in special or name in becomes
-    }
+    limits = {name: one for name, one in PLAIN[kind].items() if name not in special or name in becomes}
     nulls = [] if NULL in special and NULL not in becomes else [None]
     wanted = make({name: becomes.get(name, one) for name, one in limits.items()})
     yield Case(ddl, [*make(limits), *nulls], [*wanted, *(becomes.get(NULL, one) for one in nulls)], "")

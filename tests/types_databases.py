@@ -42,9 +42,7 @@ def through(database: TestDatabase, kinds: dict[str, list[Any]], folder: Path) -
 
 def _pairs(values: list[Any]) -> list[Any]:
     """Maps as pairs, which is what Arrow takes them as."""
-    return [
-        list(one.items()) if isinstance(one, dict) and list(one) != ["v"] else one for one in values
-    ]
+    return [list(one.items()) if isinstance(one, dict) and list(one) != ["v"] else one for one in values]
 
 
 def back(value: Any, kind: T.DataType, *, in_json: bool = False) -> Any:

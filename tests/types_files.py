@@ -109,7 +109,9 @@ def read_files(source: FileSource, folder: Path) -> list[Any]:
 
 
 def text_lines(ddl: str, values: list[Any], folder: Path) -> list[Any]:
-    (folder / "values.txt").write_text("".join(f"{value}\n" for value in values), encoding="utf-8", newline="")
+    (folder / "values.txt").write_text(
+        "".join(f"{value}\n" for value in values), encoding="utf-8", newline=""
+    )
     return _read("values.txt", TextLines(), ddl, folder)
 
 

@@ -21,6 +21,8 @@ from flinkish_spark.windows import ProcessWindowFunction, TumblingEventTimeWindo
 
 #: From a declaration and values to what is read of them in the same micro-batch, and behind a restore.
 Way = Callable[[str, list[Any]], list[list[Any]]]
+#: One key group has all keys: each costs as much as all of them.
+_ONE: dict[str, Any] = {"max_parallelism": 1}
 
 
 class Newest:
@@ -180,7 +182,9 @@ def keyed(keeping: type[_Keeping]) -> Way:
 
     def way(ddl: str, values: list[Any]) -> list[list[Any]]:
         def made(**settings: Any) -> ProgramHarness:
-            return ProgramHarness.of(keeping(ddl), _record(ddl), key="n", output=_record(ddl), **settings)
+            return ProgramHarness.of(
+                keeping(ddl), _record(ddl), key="n", output=_record(ddl), **_ONE, **settings
+            )
 
         first = made()
         first.push_all([((n, True, value), None) for n, value in enumerate(values)])
@@ -198,7 +202,7 @@ def operator_list(ddl: str, values: list[Any]) -> list[list[Any]]:
     """The way through operator list state."""
 
     def made(**settings: Any) -> ProgramHarness:
-        return ProgramHarness.of(KeepsItems(ddl), _record(ddl), output=_record(ddl), **settings)
+        return ProgramHarness.of(KeepsItems(ddl), _record(ddl), output=_record(ddl), **_ONE, **settings)
 
     first = made()
     first.push_all([((n, True, value), None) for n, value in enumerate(values)])
@@ -211,7 +215,7 @@ def broadcast(ddl: str, values: list[Any]) -> list[list[Any]]:
 
     def made(**settings: Any) -> ProgramHarness:
         function = KeepsBroadcast(descriptor)
-        given = {"key": "n", "broadcast": [descriptor], "output": _record(ddl)} | settings
+        given = {"key": "n", "broadcast": [descriptor], "output": _record(ddl)} | _ONE | settings
         return ProgramHarness.of(function, _record(ddl), _record(ddl), **given)
 
     first = made()
@@ -224,7 +228,7 @@ def timer_keys(ddl: str, values: list[Any]) -> list[list[Any]]:
     """The way of a key, which is nowhere but beside its timer."""
 
     def made(**settings: Any) -> ProgramHarness:
-        return ProgramHarness.of(Fires(), _record(ddl), key="v", output=_record(ddl), **settings)
+        return ProgramHarness.of(Fires(), _record(ddl), key="v", output=_record(ddl), **_ONE, **settings)
 
     first = made()
     first.push_all([((n, True, value), 0) for n, value in enumerate(values)])
@@ -241,9 +245,9 @@ def window_contents(ddl: str, values: list[Any]) -> list[list[Any]]:
         windows = stream.key_by("n").window(TumblingEventTimeWindows(10))
         return windows.process(Contents(), output=_record(ddl), uid="w")
 
-    first = ProgramHarness(program, _record(ddl))
+    first = ProgramHarness(program, _record(ddl), **_ONE)
     first.push_all([((n, True, value), 5) for n, value in enumerate(values)])
-    second = ProgramHarness(program, _record(ddl), restore=first.snapshot())
+    second = ProgramHarness(program, _record(ddl), **_ONE, restore=first.snapshot())
     for one in (first, second):
         one.watermark(9)
     return [_read(first), _read(second)]
@@ -278,9 +282,9 @@ def temporal_join(ddl: str, values: list[Any]) -> list[list[Any]]:
 
 
 def _joined(program: Any, ddl: str, values: list[Any]) -> list[list[Any]]:
-    first = ProgramHarness(program, _record(ddl), "m LONG")
+    first = ProgramHarness(program, _record(ddl), "m LONG", **_ONE)
     first.push_all([((n, True, value), 5) for n, value in enumerate(values)])
-    second = ProgramHarness(program, _record(ddl), "m LONG", restore=first.snapshot())
+    second = ProgramHarness(program, _record(ddl), "m LONG", **_ONE, restore=first.snapshot())
     for one in (first, second):
         one.push_all([((n,), 6) for n in range(len(values))], source=1)
         one.watermark(100)
