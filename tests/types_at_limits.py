@@ -130,7 +130,7 @@ SOURCES = (
     "CsvFiles",
     "TextLines",
 )
-SOURCES_OF_SPARK = ("DeltaSource", "from_dataframe", "Kafka Json")
+SOURCES_OF_SPARK = ("DeltaSource", "DeltaTableSource", "Delta by from_dataframe")
 STATES = (
     "value state",
     "list state",
@@ -153,6 +153,7 @@ SINKS = (
     *(f"{form} files" for form in _FILES),
     "SQLite",
     "PostgreSQL",
+    "DeadLetterTable",
     "Kafka Json",
     "Kafka Avro",
     "Kafka Raw",
@@ -201,7 +202,7 @@ _OWN = ("rows of SplitSource", "batches of SplitSource")
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        (*_OWN, "ParquetFiles", *STATES),
+        (*_OWN, "ParquetFiles", *SOURCES_OF_SPARK, *STATES, *SINKS),
         None,
         _INTERVAL,
         "an interval of less than -106,751,991 days is refused: Arrow does not make it of Python's",
@@ -327,11 +328,61 @@ RULES: tuple[Rule, ...] = (
         refusal="cannot be compared reliably",
     ),
     Rule(
-        ("SQLite", "PostgreSQL"),
+        ("SQLite", "PostgreSQL", "DeadLetterTable"),
         None,
         _TIME + _INTERVAL,
         "times of day and intervals are refused before the start",
         refusal="cannot write the field",
+    ),
+    Rule(
+        tuple(f"{form} files" for form in _FILES),
+        None,
+        _TIME,
+        "times of day are refused before the start: Spark writes none",
+        refusal="the format has no time",
+    ),
+    Rule(
+        ("CSV files",),
+        _NESTED,
+        None,
+        "nested types are refused before the start",
+        refusal="a CSV column cannot hold",
+    ),
+    Rule(
+        ("CSV files",),
+        ("by itself",),
+        ("BINARY",),
+        "binary is refused before the start: Spark would write a list of hexadecimal numbers",
+        refusal="Spark writes bytes as a text",
+    ),
+    Rule(
+        ("CSV files",),
+        ("by itself",),
+        ("STRING",),
+        "null comes back as the empty text: a cell of CSV has no other",
+        (NULL,),
+        becomes={NULL: ""},
+    ),
+    Rule(
+        ("Avro files", "Kafka Avro"),
+        ("key of MAP",),
+        tuple(kind for kind in PLAIN if kind != "STRING"),
+        "keys of a map are STRING in Avro; others are refused before the start",
+        refusal="keys of a map are STRING in Avro|cannot be written as Avro",
+    ),
+    Rule(
+        ("Kafka Avro",),
+        None,
+        _TIME + _INTERVAL,
+        "times of day and intervals are refused before the start",
+        refusal="cannot be written as Avro",
+    ),
+    Rule(
+        ("Delta append", "Delta upsert", *SOURCES_OF_SPARK),
+        None,
+        _TIME + _INTERVAL,
+        "Delta has no times of day nor intervals: refused before the start",
+        refusal="DELTA_UNSUPPORTED_DATA_TYPES",
     ),
     Rule(("SQLite",), ("by itself",), _FLOATS, "-0.0 is stored as 0.0", ("-0.0",), becomes={"-0.0": 0.0}),
     Rule(
@@ -385,9 +436,8 @@ def cases_of(way: str, form: str, kind: str) -> Iterator[Case]:
     """Yield what is to be sent of a type in a form: all that is exact together, each refused value alone."""
     ddl, make = FORMS[form][0].format(kind), FORMS[form][1]
     rules = [rule for rule in RULES if rule.holds(way, form, kind)]
-    whole = next((rule for rule in rules if rule.limits is None), None)
-    if whole is not None:
-        yield Case(ddl, make(PLAIN[kind]), [], whole.refusal)
+    if whole := [rule.refusal for rule in rules if rule.limits is None]:
+        yield Case(ddl, make(PLAIN[kind]), [], "|".join(whole))
         return
     special = {limit: rule for rule in rules for limit in rule.limits or ()}
     becomes = {limit: one for rule in rules for limit, one in (rule.becomes or {}).items()}
@@ -401,9 +451,19 @@ def cases_of(way: str, form: str, kind: str) -> Iterator[Case]:
             yield Case(ddl, one, [], rule.refusal)
 
 
-def everything() -> list[tuple[str, str]]:
-    """Return each form with each type."""
-    return [(form, kind) for form in FORMS for kind in PLAIN]
+def columns_of(way: str) -> dict[str, Case]:
+    """Return a column for each form of each type that is not refused on a way, with what is exact."""
+    found = {f"c{at}": case for at, case in enumerate(_first_cases(way))}
+    return {name: case for name, case in found.items() if not case.refusal}
+
+
+def refused_types(way: str) -> list[Case]:
+    """Return the types that are refused as a whole on a way."""
+    return [case for case in _first_cases(way) if case.refusal]
+
+
+def _first_cases(way: str) -> list[Case]:
+    return [next(cases_of(way, form, kind)) for form in FORMS for kind in PLAIN]
 
 
 def canonical(value: Any, kind: T.DataType) -> Any:
@@ -473,7 +533,7 @@ def types_table() -> str:
     parts = [
         _table(title, ways, notes)
         for title, ways in (
-            ("out of a source", SOURCES),
+            ("out of a source", SOURCES + SOURCES_OF_SPARK),
             ("through state, a snapshot and a restore", STATES),
             ("into a sink and back", SINKS),
         )
@@ -499,8 +559,10 @@ def _rules(way: str, form: str, kind: str) -> list[Rule]:
 def _cell(rules: Sequence[Rule], notes: dict[str, int]) -> str:
     if not rules:
         return "exact"
-    numbers = sorted({notes.setdefault(rule.note, len(notes) + 1) for rule in rules})
-    word = "refused" if any(rule.limits is None for rule in rules) else "exact"
+    # A type that is refused as a whole has no values to speak of.
+    whole = [rule for rule in rules if rule.limits is None]
+    numbers = sorted({notes.setdefault(rule.note, len(notes) + 1) for rule in whole or rules})
+    word = "refused" if whole else "exact"
     return f"{word} ({', '.join(map(str, numbers))})"
 
 

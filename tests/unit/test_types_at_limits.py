@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.errors import ConfigError, FlinkishError, SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.sinks.files.formats import FileFormat, check_columns, read_schema, written_options
+from flinkish_spark.sinks.jdbc.types import is_supported
+from flinkish_spark.sinks.jdbc.values import record_json
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
 from tests.databases import TestDatabase
 from tests.types_at_limits import (
@@ -27,10 +32,12 @@ from tests.types_at_limits import (
     Case,
     canonical,
     cases_of,
+    columns_of,
+    refused_types,
     same,
 )
-from tests.types_databases import through
-from tests.types_files import FILES, read_files
+from tests.types_databases import back, through
+from tests.types_files import FILES, column, read_files
 from tests.types_states import STATE_WAYS
 
 #: The same examples at every run; a failure is shown shrunk.
@@ -103,6 +110,18 @@ def test_sqlite_has_what_was_written(form: str, tmp_path: Path) -> None:
 
     for kind in PLAIN:
         check("SQLite", form, kind, send)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dead_letters_of_a_database_have_the_record_as_json(form: str) -> None:
+    def send(ddl: str, values: list[Any]) -> list[list[Any]]:
+        assert is_supported(parse_ddl(ddl)), "cannot write the field"
+        batch = pa.RecordBatch.from_arrays([column(f"v {ddl}", values)], names=["v"])
+        found = [json.loads(record_json(batch, row))["v"] for row in range(len(values))]
+        return [[back(one, parse_ddl(ddl), in_json=True) for one in found]]
+
+    for kind in PLAIN:
+        check("DeadLetterTable", form, kind, send)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -242,3 +261,32 @@ def test_values_that_only_look_alike_are_told_apart(ddl: str, one: Any, other: A
     assert canonical(one, parse_ddl(ddl)) != canonical(other, parse_ddl(ddl))
     with pytest.raises(AssertionError):
         same([one], [other], ddl)
+
+
+# -- what sinks refuse before the start -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["Parquet files", "JSON files", "CSV files", "Avro files"])
+def test_file_sinks_take_what_they_can_hold_and_refuse_the_rest_before_the_start(way: str) -> None:
+    form = FileFormat(way.split()[0].lower())
+    for case in columns_of(way).values():
+        check_columns(form, parse_ddl(f"v {case.ddl}"), (), "out")
+    for case in refused_types(way):
+        with pytest.raises(SchemaError, match=case.refusal):
+            check_columns(form, parse_ddl(f"v {case.ddl}"), (), "out")
+
+
+def test_small_avro_files_are_merged_with_the_types_that_they_have() -> None:
+    """Avro has no integers below INT: Spark writes none, and refuses to read any."""
+    written = parse_ddl("a BYTE, b ARRAY<SHORT>, c MAP<STRING,BYTE>, d STRUCT<e:SHORT,f:LONG>")
+    read = parse_ddl("a INT, b ARRAY<INT>, c MAP<STRING,INT>, d STRUCT<e:INT,f:LONG>")
+    assert read_schema(FileFormat.AVRO, written) == read
+    assert read_schema(FileFormat.PARQUET, written) == written
+
+
+def test_a_sink_s_own_options_give_way_to_given_ones() -> None:
+    given = {"timestampformat": "yyyy", "header": "true"}
+    found = written_options(FileFormat.CSV, given)
+    assert "timestampFormat" not in found and found["timestampformat"] == "yyyy" and found["header"] == "true"
+    assert found["ignoreTrailingWhiteSpace"] == "false" and found["timeZone"] == "UTC"
+    assert written_options(FileFormat.PARQUET, {}) == {}

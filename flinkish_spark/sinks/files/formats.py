@@ -163,6 +163,8 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
 
     if kind is FileFormat.CSV and isinstance(data_type, T.MapType | T.ArrayType | T.StructType):
         return f"a CSV column cannot hold {data_type.simpleString()}"
+    if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
+        return "Spark writes bytes as a text there that nothing reads back, as [0A FF]"
     # What Spark's writers refuse, they refuse when the first records come.
     absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
     if kind is FileFormat.CSV:
