@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.delta_errors import FROM_THE_JVM, NO_TABLE, DeltaRefused, condition_of, translated
 from flinkish_spark.bridge.delta_files import files_of
+from flinkish_spark.runtime.columns import quoted
 
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _FIRST_PAGE = 100
@@ -94,4 +95,4 @@ class DeltaHistory:
 
 
 def _quoted(path: str) -> str:
-    return "delta.`" + path.replace("`", "``") + "`"
+    return f"delta.{quoted(path)}"

@@ -16,6 +16,7 @@ from flinkish_spark.bridge.delta_files import escaped
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import Upsert, WriteMode
 from flinkish_spark.sinks.delta_table import TableInfo, physical_name, physical_type
+from flinkish_spark.sinks.partition_values import partition_conditions
 
 #: Beside the fields: the micro-batch, the place in it, and whether the row with that key is to go.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
@@ -27,26 +28,38 @@ _CONTROL = (
 _MOST_OF_A_ROW = 1_000
 
 
-def write_rows(frame: DataFrame, folder: str, batch: int, mode: WriteMode, rules: Mapping[str, Any]) -> None:
+def write_rows(
+    frame: DataFrame,
+    folder: str,
+    batch: int,
+    mode: WriteMode,
+    rules: Mapping[str, Any],
+    partition_by: Sequence[str],
+) -> None:
     """Write a micro-batch's records to a folder, in their order, checked against the table's rules.
 
     Parameters
     ----------
     rules
         See `TableInfo.rules`; empty if there is no table yet.
+    partition_by
+        Partition columns of the table.
 
     Raises
     ------
     DeltaViolated
-        A record breaks a rule, or has a null key.
+        A record breaks a rule, has a null key, or a value that its partition would not keep.
     """
     deletes = F.lit(False)
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         deletes = F.coalesce(F.expr(mode.delete_when), F.lit(False))
     row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, frame.columns)))), 1, _MOST_OF_A_ROW)
     flag = deletes
-    for name, is_kept in reversed(list(_conditions(frame, mode, rules))):
-        exempt = F.lit(False) if name.startswith("the key") else deletes
+    # Also of a record that deletes: by such a value it would not find its row.
+    always = [*_key_conditions(mode), *partition_conditions(frame, partition_by)]
+    checks = [(name, is_kept, F.lit(False)) for name, is_kept in always]
+    checks += [(name, is_kept, deletes) for name, is_kept in _conditions(frame, rules)]
+    for name, is_kept, exempt in reversed(checks):
         text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
         broken = ~exempt & ~F.coalesce(is_kept, F.lit(False))
         # In a column that is written, so that no optimizer finds it unneeded.
@@ -63,12 +76,14 @@ def write_rows(frame: DataFrame, folder: str, batch: int, mode: WriteMode, rules
         raise translated(error) from error
 
 
-def _conditions(frame: DataFrame, mode: WriteMode, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
-    """Yield what must be true of every record, keys first."""
+def _key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
+    for key in mode.keys if isinstance(mode, Upsert) else ():
+        yield f"the key {key} IS NOT NULL", F.col(quoted(key)).isNotNull()
+
+
+def _conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
+    """Yield what must be true of every record that becomes a row."""
     have = {name.lower() for name in frame.columns}
-    if isinstance(mode, Upsert):
-        for key in mode.keys:
-            yield f"the key {key} IS NOT NULL", F.col(quoted(key)).isNotNull()
     for name in rules.get("not_null", ()):
         if name.lower() in have:
             yield f"the column {name} NOT NULL", F.col(quoted(name)).isNotNull()

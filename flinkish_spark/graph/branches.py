@@ -222,7 +222,7 @@ def _dealt(
     """Return the rows of all inputs in one frame, and of each whether a row is its own."""
     if any(isinstance(one.worker, InTurn) and one.worker.workers for one in inputs):
         deal = DealRows(tuple(inputs), control)
-        frame = stream.frame.mapInArrow(deal, deal.columns)
+        frame = C.map_in_arrow(stream.frame, deal, deal.columns)
         return frame, [F.col(INPUT) == number for number in range(len(inputs))]
     own = [
         F.col(C.quoted(column)).alias(name)

@@ -88,18 +88,30 @@ def accumulator_type(given: StateType, uid: str) -> StateType:
 
 
 def check_field_names(schema: T.StructType, what: str) -> None:
-    """Raise SchemaError for names that are reserved or used twice (Spark ignores case)."""
-    seen: set[str] = set()
+    """Raise SchemaError for names that are empty, reserved or used twice (Spark ignores case)."""
+    seen: dict[str, str] = {}
     for name in schema.names:
-        if name.startswith(PREFIX):
+        if not name:
+            raise SchemaError(
+                f"{what} has a field without a name",
+                why="no expression could name it",
+                what_to_do="name the field",
+            )
+        if name.lower().startswith(PREFIX):
             raise SchemaError(
                 f"{what} has a field '{name}'",
                 why=f"names that start with {PREFIX} are control columns",
                 what_to_do="rename the field",
             )
-        if name.lower() in seen:
-            raise SchemaError(f"{what} has the field '{name}' twice", what_to_do="rename one of them")
-        seen.add(name.lower())
+        # As Java compares without case, which is what Spark does.
+        folded = name.upper().lower()
+        if folded in seen:
+            raise SchemaError(
+                f"{what} has the field '{name}' twice",
+                why="" if seen[folded] == name else f"for Spark it is the same as '{seen[folded]}'",
+                what_to_do="rename one of them",
+            )
+        seen[folded] = name
 
 
 def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> None:

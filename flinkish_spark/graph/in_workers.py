@@ -77,7 +77,7 @@ class InWorkers:
         (dealt,) = self.deal.inputs
         own = [F.col(C.quoted(c)).alias(name) for c, name in zip(self.columns, dealt.columns, strict=True)]
         given = frame.select(*self.deal.control.names, *own)
-        return given.mapInArrow(self.deal, self.deal.columns)
+        return C.map_in_arrow(given, self.deal, self.deal.columns)
 
     @property
     def outputs(self) -> tuple[str, ...]:

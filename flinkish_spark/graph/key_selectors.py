@@ -17,7 +17,7 @@ from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import check_can_be_sent
 from flinkish_spark.graph.output_types import return_hint
 from flinkish_spark.runtime.column_functions import AppendColumns
-from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.columns import PREFIX, map_in_arrow
 from flinkish_spark.runtime.hinted_types import (
     NoSuchType,
     StateType,
@@ -165,6 +165,12 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
             why="values of that type cannot be compared reliably",
             what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
         )
+    if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+        raise GraphError(
+            f"{what} {name}, a {kind.simpleString()}",
+            why="Spark takes different texts for equal under its collation, and state in Python would not",
+            what_to_do=f"key by a STRING that is the same for equal texts, such as F.expr('lower({name})')",
+        )
 
 
 def _declared(declared: StateType) -> T.DataType:
@@ -222,7 +228,7 @@ def with_computed_keys(
         return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))
     worker = key_worker(functions[0], frame.schema, uid, origins)
     # Columns and not names: to an aggregate these keys are no fields of the records.
-    return frame.mapInArrow(worker, worker.columns), tuple(F.col(name) for name in worker.names)
+    return map_in_arrow(frame, worker, worker.columns), tuple(F.col(name) for name in worker.names)
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:

@@ -109,13 +109,14 @@ class KeyedRoutes:
             # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
             marks = [C.MARK] if C.MARK in records.columns else []
             taken = _named(records.select(*chosen.columns, *marks), given.source)
-            return taken.select(own_route.alias(C.ROUTE), *names, *marks).mapInArrow(packer, PACKED)
+            routed = taken.select(own_route.alias(C.ROUTE), *names, *marks)
+            return C.map_in_arrow(routed, packer, PACKED)
         (both,) = given.frames
         taken = _named(both.select(C.KIND, C.CHECKPOINT, *chosen.columns), given.source)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         routes = F.when(is_record, F.array(own_route)).otherwise(self._control_routes())
         spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
-        return spread.mapInArrow(packer, PACKED)
+        return C.map_in_arrow(spread, packer, PACKED)
 
     def _packed_together(self, ways: Sequence[_Way]) -> DataFrame:
         """Return the blocks of inputs whose rows stand in one frame, and the control rows between them.
@@ -145,7 +146,7 @@ class KeyedRoutes:
         wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
         spread = frame.select(F.explode(routes).alias(C.ROUTE), *shared, *wanted)
         deal = DealBlocks(tuple(dealt))
-        return spread.mapInArrow(deal, deal.columns)
+        return C.map_in_arrow(spread, deal, deal.columns)
 
     def _packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
         first_barrier = self.routing.of_barrier[0]

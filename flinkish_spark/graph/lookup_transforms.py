@@ -17,7 +17,7 @@ from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.graph.python_transforms import TransformSettings
 from flinkish_spark.joins.lookup import LookupJoin
-from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.columns import PREFIX, map_in_arrow
 from flinkish_spark.runtime.ddl import ddl_of, parse_ddl
 from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.kept_times import KeepsTimes
@@ -87,9 +87,9 @@ class LookupTransform(LocatedTransform):
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker = self.in_worker(frame.schema)
         if self.wraps is None:
-            return spread.mapInArrow(worker, worker.columns)
+            return map_in_arrow(spread, worker, worker.columns)
         wrapped = self.wraps(worker, worker.columns)
-        return spread.mapInArrow(wrapped, wrapped.columns)
+        return map_in_arrow(spread, wrapped, wrapped.columns)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""

@@ -124,7 +124,7 @@ class ByPartitioner(LocatedTransform):
         key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
         function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
-        placed = frame.mapInArrow(worker, worker.columns).selectExpr(*_WITH_PLACE)
+        placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
         # What is no record has no target: Spark sends a null to the first task.
         return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 

@@ -17,7 +17,7 @@ from flinkish_spark.graph.output_types import inferred_output
 from flinkish_spark.graph.partitioning import Spread
 from flinkish_spark.graph.record_callables import RecordCall, connected_calls, record_call
 from flinkish_spark.graph.stream_graph import StreamNode, TransformNode, UnionNode
-from flinkish_spark.runtime.columns import PREFIX
+from flinkish_spark.runtime.columns import PREFIX, map_in_arrow
 from flinkish_spark.runtime.hinted_types import OutputType
 from flinkish_spark.runtime.kept_times import KeepsTimes, Worker
 from flinkish_spark.runtime.keyed_operator import Origins
@@ -85,8 +85,8 @@ class RowTransform(LocatedTransform):
         worker, columns = self.in_worker(frame.schema)
         if self.wraps is not None:
             wrapped = self.wraps(worker, columns)
-            return spread.mapInArrow(wrapped, wrapped.columns)
-        return spread.mapInArrow(worker, columns)
+            return map_in_arrow(spread, wrapped, wrapped.columns)
+        return map_in_arrow(spread, worker, columns)
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers for rows with these columns, and the columns that come out."""

@@ -151,7 +151,7 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     if strategy.generator is not None or function is not None:
         timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))
         stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
-        return replace(stream, records=timed.mapInArrow(stage, stage.columns(timed.schema)), marked=None)
+        return replace(stream, records=C.map_in_arrow(timed, stage, stage.columns(timed.schema)), marked=None)
     column = time_column(plain, assigner)
     records = plain.withColumn(C.TIME, column)
     if stream.marked is None or isinstance(assigner, Column):

@@ -86,7 +86,7 @@ class SinkPart:
         return Selection(self._own_fields())
 
     def _own_fields(self) -> list[Column]:
-        return [F.col(c).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
+        return [F.col(C.quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,19 @@ row. The kind is explicit: a null test cannot tell them apart, since pandas turn
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flinkish_spark.protocol.latencies import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql import types as T
+
+    ArrowWorker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 #: Prefix of every control column; a user's schema may not use it.
 PREFIX = "_fs_"
@@ -80,3 +91,29 @@ SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 def quoted(name: str) -> str:
     """Return a column name as Spark's expressions want it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
+
+
+#: Names that PySpark reads as nothing but a name: "a.b" would be a field of a STRUCT, "*" every column.
+_PLAIN_NAME = re.compile(r"\w+")
+
+
+def map_in_arrow(frame: DataFrame, worker: ArrowWorker, columns: T.StructType | str) -> DataFrame:
+    """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
+
+    `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression.
+    """
+    if all(map(_PLAIN_NAME.fullmatch, frame.columns)):
+        return frame.mapInArrow(worker, columns)
+    plain = frame.toDF(*(f"{PREFIX}column_{at}" for at in range(len(frame.columns))))
+    return plain.mapInArrow(_UnderTheirNames(worker, tuple(frame.columns)), columns)
+
+
+@dataclass(frozen=True)
+class _UnderTheirNames:
+    """Gives a worker the batches with the names that it knows."""
+
+    worker: ArrowWorker
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.worker(batch.rename_columns(list(self.names)) for batch in batches)

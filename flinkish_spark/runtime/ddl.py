@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from pyspark.sql import types as T
 
+from flinkish_spark.runtime.columns import quoted
+
 _BLANK = re.compile(r"(?:\s|--[^\n]*|/\*.*?\*/)+", re.DOTALL)
 _TEXT = r"""[rR]?(?:'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
 _TOKEN = re.compile(rf"{_TEXT}|[0-9]*[A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:]|`(?:[^`]|``)+`", re.DOTALL)
@@ -252,7 +254,7 @@ def _type_text(kind: T.DataType) -> str:
 
 
 def _name(text: str) -> str:
-    return text if _PLAIN_NAME.fullmatch(text) else "`" + text.replace("`", "``") + "`"
+    return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
 
 
 def parse_ddl(text: str) -> T.DataType:

@@ -18,7 +18,7 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
-from flinkish_spark.runtime.topic_loops import check_loops
+from flinkish_spark.runtime.topic_loops import check_loops, check_source_names
 from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
@@ -62,6 +62,7 @@ def check_before_start(
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
+    check_source_names(graph.sources)
     check_loops(graph, planned)
     check_alignment(graph, planned.time)
     _check_delta_paths(planned)

@@ -1,7 +1,8 @@
-"""Refuses topics that a job reads twice, or reads and writes; with a pattern, also those that may come."""
+"""Refuses topics that a job reads twice, or reads and writes, and sources whose facts would share a name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,22 @@ from flinkish_spark.kafka.positions import TopicPattern
 if TYPE_CHECKING:
     from flinkish_spark.graph.planned import PlannedJob
     from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+
+
+def check_source_names(sources: Sequence[SourceNode]) -> None:
+    """Raise GraphError where facts about two inputs would be kept under one name, for one only."""
+    seen: dict[str, SourceNode] = {}
+    for node in sources:
+        for uid in node.source.known_as(node.uid):
+            for name in (f"source-{uid}", *(f"topic-{uid}-{topic}" for topic in node.source.topics)):
+                other = seen.setdefault(name, node)
+                if other is not node:
+                    raise GraphError(
+                        f"the sources '{other.uid}' and '{node.uid}' cannot be told apart",
+                        why=f"the job would keep facts about the input of both under the name '{name}'",
+                        what_to_do="give one of them another uid",
+                        uid=node.uid,
+                    )
 
 
 def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:

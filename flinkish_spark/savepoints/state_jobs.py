@@ -20,7 +20,7 @@ from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
 from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.table_codec import HASH
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
-from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, quoted
+from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, map_in_arrow, quoted
 from flinkish_spark.runtime.keyed_operator import USER_FUNCTION_MARKER
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.edited_state import EditRows, PartitionRows
@@ -194,7 +194,7 @@ def _rewrite(
         frames.append(listed.mapInArrow(PackValues(str(target.origin.path), together), PACKED))
     for part, rows in enumerate(edits, start=VALUE + 1):
         hashed = _by_group(rows.frame, state.max_parallelism)
-        frames.append(hashed.mapInArrow(PackRows(part, rows.edit.rows), PACKED))
+        frames.append(map_in_arrow(hashed, PackRows(part, rows.edit.rows), PACKED))
     more, kept = _partition(uid, partition, VALUE + 1 + len(edits))
     groups = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
     if edits or more:
@@ -210,7 +210,7 @@ def _partition(
     parts = dict(enumerate(rows, start=first_part))
     group = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = [
-        one.frame.select(group, *one.frame.columns).mapInArrow(PackRows(part, one.edit.rows), PACKED)
+        map_in_arrow(one.frame.select(group, "*"), PackRows(part, one.edit.rows), PACKED)
         for part, one in parts.items()
     ]
     return frames, EditPartition(uid, {part: one.edit for part, one in parts.items()})
@@ -219,7 +219,7 @@ def _partition(
 def _by_group(frame: DataFrame, groups: int) -> DataFrame:
     """Return rows behind their key group; the key's hash is among their columns."""
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
-    return frame.select(group, *frame.columns)
+    return frame.select(group, "*")
 
 
 def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:

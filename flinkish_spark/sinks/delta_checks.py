@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -25,6 +26,7 @@ from flinkish_spark.sinks.delta_modes import (
 )
 from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention
 from flinkish_spark.sinks.delta_table import TableInfo, fit
+from flinkish_spark.sinks.partition_values import why_no_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +53,7 @@ def check_sink(
         _check_upsert(sink.mode, spark, context)
     stages_files = native is not None and not isinstance(sink.mode, Upsert)
     table = DeltaRows(spark).info(sink.path) if native is None else native.info(sink.path)
+    _check_partition_types(sink, context, sink.partition_by if table is None else table.partition_by)
     if table is None:
         _check_new(sink, context)
     else:
@@ -91,10 +94,31 @@ def _require(role: str, names: tuple[str, ...], have: Any, context: SinkContext)
             )
 
 
+def _check_partition_types(sink: DeltaSink, context: SinkContext, partition_by: Sequence[str]) -> None:
+    wanted = {name.lower() for name in partition_by}
+    for field in context.schema.fields:
+        why = why_no_partition(field.dataType) if field.name.lower() in wanted else ""
+        if why:
+            raise SchemaError(
+                f"the partition column '{field.name}' of sink '{context.uid}' is "
+                f"{field.dataType.simpleString()}",
+                why=why,
+                what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
+                uid=context.uid,
+            )
+
+
 def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
     ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
     for name in ordered:
         kind = context.schema[name].dataType
+        if name in mode.keys and isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+            raise SchemaError(
+                f"the key '{name}' of sink '{context.uid}' is {kind.simpleString()}",
+                why="under its collation different texts are one key",
+                what_to_do="make a column of type STRING in front of the sink, such as lower(...)",
+                uid=context.uid,
+            )
         if isinstance(kind, T.ArrayType | T.MapType | T.StructType | T.VariantType):
             raise SchemaError(
                 f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
@@ -137,6 +161,14 @@ def _check_table(
             why=f"{type(sink.mode).__name__} changes and deletes rows",
             what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
         )
+    padded = [name for name in table.padded if name in table.partition_by]
+    if isinstance(sink.mode, OverwritePartitions) and padded:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path} by {padded[0]}, which is a CHAR",
+            why="a text is one partition with the blanks that fill it up, and another one without",
+            what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
+            uid=context.uid,
+        )
     if isinstance(sink.mode, OverwritePartitions) and not table.partition_by:
         raise ConfigError(
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
@@ -153,6 +185,19 @@ def _check_table(
         missing = [key for key in sink.mode.keys if not table.has_column(key)]
         if missing:
             raise _refused(sink, context, f"it has no column {missing[0]}, which is a key")
+        if table.padded:
+            # Delta cannot put a MERGE into such a table, whatever the column is for.
+            raise ConfigError(
+                f"sink '{context.uid}' upserts into {sink.path}, whose column {table.padded[0]} is a CHAR",
+                why="Delta refuses every MERGE into a table that has one: it fills texts up with blanks",
+                what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
+                uid=context.uid,
+            )
+        folding = [key for key in sink.mode.keys if table.is_collated(key)]
+        if folding:
+            raise _refused(
+                sink, context, f"the collation of its column {folding[0]} takes different keys for one"
+            )
     if not stages_files or table.has_identity or sink.schema_evolution is not SchemaEvolution.NONE:
         _check_constraints(sink, spark, context, table)
 

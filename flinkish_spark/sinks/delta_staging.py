@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.delta import DeltaTables
 from flinkish_spark.bridge.delta_alignment import aligned_columns
-from flinkish_spark.bridge.delta_errors import DeltaRefused, DeltaViolated
+from flinkish_spark.bridge.delta_errors import VIOLATION_MARKER, DeltaRefused, DeltaViolated
 from flinkish_spark.bridge.delta_files import TableFiles
 from flinkish_spark.bridge.delta_rows import DeltaRows
 from flinkish_spark.bridge.delta_staged_rows import write_rows
@@ -25,6 +25,7 @@ from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
 from flinkish_spark.sinks.delta_modes import OverwritePartitions, Upsert, mode_to_json
 from flinkish_spark.sinks.delta_restore import app_id
 from flinkish_spark.sinks.delta_table import TableInfo, fit
+from flinkish_spark.sinks.partition_values import refusing
 from flinkish_spark.sinks.python_tasks import count_in_python, reports
 
 if TYPE_CHECKING:
@@ -133,13 +134,14 @@ class DeltaStaging(SinkWriter):
 
         def aligned(table: TableInfo | None) -> DataFrame | None:
             if table is None:
-                return frame
+                return refusing(frame, sink.partition_by, VIOLATION_MARKER)
             self._require_partitions(table)
             # New columns get their physical names from the commit that adds them, and numbers are given
             # out by it: files written before could have others.
             if table.has_identity or fit(table, stream, sink.schema_evolution).changes:
                 return None
-            return frame.select(*aligned_columns(frame, frame.columns, table))
+            kept = refusing(frame, table.partition_by, VIOLATION_MARKER)
+            return kept.select(*aligned_columns(kept, kept.columns, table))
 
         staged = native.stage(frame, sink.path, sink.partition_by, sink.options, aligned)
         return None if staged is None else {"form": "FILES", "schema": frame.schema.jsonValue(), **staged}
@@ -158,7 +160,8 @@ class DeltaStaging(SinkWriter):
             secrets.token_hex(4),
         ).name
         folder = f"{folder_of_sink(sink.path, app_id(context.job, context.uid))}/{name}"
-        write_rows(frame, folder, int(request.batch), sink.mode, rules)
+        partition_by = sink.partition_by if table is None else table.partition_by
+        write_rows(frame, folder, int(request.batch), sink.mode, rules, partition_by)
         sizes = self._tools.files.sizes(folder)
         return {
             "form": "ROWS",
@@ -166,7 +169,7 @@ class DeltaStaging(SinkWriter):
             "files": dict(sorted(sizes.items())),
             "schema": frame.schema.jsonValue(),
             "rules": rules,
-            "table_partitions": list(sink.partition_by if table is None else table.partition_by),
+            "table_partitions": list(partition_by),
             "bytes": sum(sizes.values()),
         }
 

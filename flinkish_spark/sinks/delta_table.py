@@ -22,6 +22,7 @@ _IDENTITY = "delta.identity.start"
 _EXPLICIT_IDENTITY = "delta.identity.allowExplicitInsert"
 _DEFAULT = "CURRENT_DEFAULT"
 _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
+_COLLATIONS = "__COLLATIONS"
 _LENGTH = re.compile(r"(?:var)?char\((\d+)\)")
 _PHYSICAL = "delta.columnMapping.physicalName"
 _WIDENING = "delta.enableTypeWidening"
@@ -83,6 +84,17 @@ class TableInfo:
             str(f["name"]): _LENGTH.fullmatch(f.get("metadata", {}).get(_CHARS, "")) for f in self.fields
         }
         return {name: int(match[1]) for name, match in found.items() if match is not None}
+
+    @property
+    def padded(self) -> tuple[str, ...]:
+        """CHAR columns."""
+        kinds = ((str(f["name"]), str(f.get("metadata", {}).get(_CHARS, ""))) for f in self.fields)
+        return tuple(name for name, kind in kinds if kind.startswith("char"))
+
+    def is_collated(self, name: str) -> bool:
+        """Whether a column has a collation of its own, under which different texts may be equal."""
+        found = next((f for f in self.fields if str(f["name"]).lower() == name.lower()), None)
+        return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
 
     def has_column(self, name: str) -> bool:
         """Whether there is a column of that name; Spark does not look at case."""

@@ -64,14 +64,24 @@ def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
     return found
 
 
-def derived_schema(schema: T.StructType, name: str = "Record") -> dict[str, Any]:
+def derived_schema(schema: T.StructType) -> dict[str, Any]:
     """Return the Avro schema of a stream: every field may be null; nested records are named by their path.
+
+    Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
 
     Examples
     --------
     >>> derived_schema(T.StructType().add("user", "string"))["fields"]
     [{'name': 'user', 'type': ['null', 'string']}]
     """
+    return _derived_record(schema, "Record", set())
+
+
+def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
+    name = path
+    while name in taken:
+        name += "_"
+    taken.add(name)
     fields = []
     for one in schema.fields:
         if not _NAME.fullmatch(one.name):
@@ -80,18 +90,19 @@ def derived_schema(schema: T.StructType, name: str = "Record") -> dict[str, Any]
                 why="an Avro name has letters, digits and underscores only",
                 what_to_do="rename it in a transform",
             )
-        fields.append({"name": one.name, "type": ["null", _derived(one.dataType, f"{name}_{one.name}")]})
+        kind = _derived(one.dataType, f"{path}_{one.name}", taken)
+        fields.append({"name": one.name, "type": ["null", kind]})
     return {"type": "record", "name": name, "fields": fields}
 
 
-def _derived(kind: T.DataType, name: str) -> Any:
+def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
     match kind:
         case T.StructType():
-            return derived_schema(kind, name)
+            return _derived_record(kind, path, taken)
         case T.ArrayType():
-            return {"type": "array", "items": ["null", _derived(kind.elementType, name)]}
+            return {"type": "array", "items": ["null", _derived(kind.elementType, path, taken)]}
         case T.MapType() if isinstance(kind.keyType, T.StringType):
-            return {"type": "map", "values": ["null", _derived(kind.valueType, name)]}
+            return {"type": "map", "values": ["null", _derived(kind.valueType, path, taken)]}
         case T.DecimalType():
             return {
                 "type": "bytes",

@@ -163,5 +163,5 @@ def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
     """Run `function` over every partition and return its reports, in order of partition."""
-    found = [json.loads(row.report) for row in rows.mapInArrow(function, "report STRING").collect()]
+    found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
     return sorted(found, key=lambda report: int(report["partition"]))

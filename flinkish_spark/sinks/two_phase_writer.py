@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.runtime.columns import map_in_arrow
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.sinks.two_phase import TwoPhaseCommitSink
 from flinkish_spark.sinks.two_phase_tasks import (
@@ -81,7 +82,7 @@ class TwoPhaseWriter(SinkWriter):
             batch=batch_label(request),
             refusals=refusals,
         )
-        return request.rows.mapInArrow(stage, TASK_SCHEMA)
+        return map_in_arrow(request.rows, stage, TASK_SCHEMA)
 
 
 def batch_label(request: StageRequest) -> str:

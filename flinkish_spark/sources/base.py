@@ -190,6 +190,10 @@ class Source(ABC):
         """
         return None
 
+    def known_as(self, uid: str) -> tuple[str, ...]:
+        """Return the uids under which the job keeps facts about its input: its own, those of its parts."""
+        return (uid,)
+
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uids of :meth:`side_outputs`, without planning them."""
         return ()

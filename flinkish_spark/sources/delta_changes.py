@@ -19,6 +19,7 @@ from flinkish_spark.protocol.limits import (
     checked_limit,
     checked_whole,
 )
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sources.base import Source
 from flinkish_spark.sources.delta_kinds import DeltaChanges, check_versions
 from flinkish_spark.sources.delta_records import DeltaRecordsSource
@@ -144,8 +145,7 @@ class DeltaSource(Source):
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Take note of which table it is, by the name that Delta logs."""
-        quoted = self.path.replace("`", "``")
-        detail: Any = spark.sql(f"DESCRIBE DETAIL delta.`{quoted}`").first()
+        detail: Any = spark.sql(f"DESCRIBE DETAIL delta.{quoted(self.path)}").first()
         self._known["id"] = str(detail["id"])
 
     def load(self, spark: SparkSession, control_path: str) -> DataFrame:

@@ -80,6 +80,10 @@ class HybridSource(SplitSource):
         self.schema = parts[0].record_type
         self._parts: tuple[SplitSource, ...] = parts
 
+    def known_as(self, uid: str) -> tuple[str, ...]:
+        """Return its own uid and those of its parts."""
+        return (uid, *(_part_uid(uid, index) for index in range(len(self._parts))))
+
     def bound(self, uid: str) -> Self:
         """Return this source under its uid, and the parts under theirs."""
         parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))

@@ -1,11 +1,12 @@
 """JSON values of a Kafka source: what counts as bad, and what each policy makes of it.
 
-Spark's parser alone is too kind: an empty value becomes a record of nulls, text behind the object
-is ignored, and bytes that are no UTF-8 are replaced. So the outside of a value is checked first.
+Spark's parser alone is too kind: an empty value becomes a record of nulls, and bytes that are no UTF-8 are
+replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is parsed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,7 +16,9 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Json, OnBadRecord
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.exact_texts import unfit_for_json
 from flinkish_spark.runtime.usable_types import first_required
 
 #: Opens the message of an error about a record that cannot be read or written.
@@ -54,11 +57,21 @@ def json_schema(value: Json) -> T.StructType:
             why="a record may leave any field out, and Spark reads null then",
             what_to_do="leave NOT NULL away, and filter the stream",
         )
+    if (unfit := unfit_for_json(schema)) is not None:
+        raise SchemaError(
+            "the JSON schema has a type that JSON cannot hold",
+            why=unfit,
+            what_to_do="declare STRING, and convert it in a transform",
+        )
     return schema
 
 
 def decoded(
-    raw: DataFrame, value: Json, topics: Sequence[str], kept: Sequence[str], is_barrier: Column | None = None
+    raw: DataFrame,
+    value: Json,
+    counted_as: Sequence[str],
+    kept: Sequence[str],
+    is_barrier: Column | None = None,
 ) -> DataFrame:
     """Return the fields of each good record and the columns `kept`, under the value's policy.
 
@@ -66,6 +79,8 @@ def decoded(
     ----------
     raw
         Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
+    counted_as
+        What is read, told apart from what every other scan of a job reads; see :func:`dropped_metric`.
     is_barrier
         Which rows are no records: they pass, whatever the policy.
     """
@@ -81,10 +96,20 @@ def decoded(
     counted = raw.withColumn(_PARSED, _parsed(raw.sparkSession, value))
     is_bad = ~passes & _is_bad(F.col(_PARSED))
     if value.on_bad_record is OnBadRecord.DROP:
-        name = DROPPED_METRIC + "_".join(topics)
-        counted = counted.observe(name, F.count(F.when(is_bad, 1)).alias("dropped"))
-    names = [F.col(f"{_PARSED}.`{name}`") for name in json_schema(value).names]
+        counted = counted.observe(dropped_metric(counted_as), F.count(F.when(is_bad, 1)).alias("dropped"))
+    names = [F.col(f"{_PARSED}.{quoted(name)}") for name in json_schema(value).names]
     return counted.where(~is_bad).select(*names, *kept)
+
+
+def dropped_metric(counted_as: Sequence[str]) -> str:
+    """Return the name under which Spark counts the records that a scan drops; others have other names.
+
+    Examples
+    --------
+    >>> dropped_metric(["topics", "a_b"]) == dropped_metric(["topics", "a", "b"])
+    False
+    """
+    return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
 def bad_records(raw: DataFrame, value: Json) -> DataFrame:

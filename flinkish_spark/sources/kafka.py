@@ -253,9 +253,9 @@ class KafkaSource(EndsAtOffsets):
             return raw
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
-        read = self.topics or (self.fact("pattern"),)
-        names = read if self._start is None else (*read, self._start.label)
-        return decoded(raw, self.value, names, (*names_of(self.metadata), *kept), is_barrier)
+        read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
+        counted_as = ("" if self._start is None else self._start.label, *read)
+        return decoded(raw, self.value, counted_as, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""

@@ -79,16 +79,16 @@ class Decoding:
         """Whether bad records are left out and counted."""
         return self.value.on_bad_record is OnBadRecord.DROP
 
-    def applied(self, raw: DataFrame, name: str) -> DataFrame:
+    def applied(self, raw: DataFrame, counted_as: Sequence[str]) -> DataFrame:
         """Return the records' fields, metadata and what stands beside them.
 
         Parameters
         ----------
         raw
             Has the fields :attr:`needed`, and control columns.
-        name
+        counted_as
             Tells what is counted from what others count.
         """
         control = [column for column in raw.columns if column.startswith(C.PREFIX)]
         with_metadata = raw.select("*", *metadata_columns(self.metadata))
-        return decoded(with_metadata, self.value, [name], [*names_of(self.metadata), *control])
+        return decoded(with_metadata, self.value, counted_as, [*names_of(self.metadata), *control])

@@ -290,8 +290,8 @@ class KafkaRecordsSource(SplitSource):
             frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
         if self.decoding is not None:
             # Two scans that begin at different places count apart what they drop.
-            label = "" if self._fs_start is None else f"_{self._fs_start.label}"
-            return self.decoding.applied(frame, f"{self._fs_uid}{label}")
+            label = "" if self._fs_start is None else self._fs_start.label
+            return self.decoding.applied(frame, (label, "uid", self._fs_uid))
         return frame.drop(self._added) if self._added else frame
 
     @property

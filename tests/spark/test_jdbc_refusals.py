@@ -71,6 +71,51 @@ def test_tables_that_do_not_fit_are_refused(database, tmp_path, create, settings
         check(database.sink(**settings), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("databases", "column", "why"),
+    [
+        ("mariadb", "VARCHAR(9)", "the collation utf8mb4_general_ci of its column k"),
+        ("mariadb", "VARCHAR(9) COLLATE utf8mb4_bin", "the collation utf8mb4_bin of its column k"),
+        ("mariadb", "CHAR(9) COLLATE utf8mb4_nopad_bin", "different texts are one char"),
+        ("mariadb", "INT", "different texts are one int"),
+        ("postgres", "CHAR(9)", "different texts are one character in its column k"),
+        ("postgres", "UUID", "different texts are one uuid"),
+        ("postgres", "TEXT COLLATE nocase", "the collation nocase of its column k"),
+        ("sqlite", "TEXT COLLATE NOCASE", "the collation NOCASE of its column k"),
+        ("sqlite", "TEXT COLLATE RTRIM", "the collation RTRIM of its column k"),
+    ],
+)
+def test_keys_that_a_table_takes_for_one_are_refused(request, tmp_path, databases, column, why) -> None:
+    """'a' and 'A', or 'a' and 'a ', are two keys of the stream."""
+    database = request.getfixturevalue(f"{databases}_database")
+    if "nocase" in column:
+        database.run(
+            "CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    database.run(f"CREATE TABLE t (k {column} PRIMARY KEY, v BIGINT)")
+    schema = fields(k=T.StringType(), v=T.LongType())
+    with pytest.raises(SchemaError, match="upserts by k, and t does not tell all such keys apart") as found:
+        check(database.sink(**UPSERT), tmp_path, schema)
+    assert why in str(found.value)
+    check(database.sink(), tmp_path, schema)
+
+
+@pytest.mark.parametrize(
+    ("databases", "column"),
+    [
+        ("mariadb", "VARCHAR(9) COLLATE utf8mb4_nopad_bin"),
+        ("mariadb", "VARBINARY(9)"),
+        ("postgres", "TEXT"),
+        ("postgres", "VARCHAR(9)"),
+        ("sqlite", "TEXT"),
+    ],
+)
+def test_keys_that_a_table_tells_apart_are_taken(request, tmp_path, databases, column) -> None:
+    database = request.getfixturevalue(f"{databases}_database")
+    database.run(f"CREATE TABLE t (k {column} PRIMARY KEY, v BIGINT)")
+    check(database.sink(**UPSERT), tmp_path, fields(k=T.StringType(), v=T.LongType()))
+
+
 def test_tables_without_transactions_are_refused(mariadb_database, tmp_path) -> None:
     mariadb_database.run("CREATE TABLE t (k BIGINT, v TEXT) ENGINE=MyISAM")
     with pytest.raises(SchemaError, match="engine MyISAM has no transactions"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,89 @@ def test_times_of_staging_are_written_in_the_zone_that_was_asked_for() -> None:
     assert berlin.parse("20260301_080000") == 1_772_348_400_000
 
 
+def utc_ms(text: str) -> int:
+    return int(datetime.fromisoformat(f"{text}+00:00").timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("zone", "pattern", "value", "delay_hours", "over"),
+    [
+        # 02:00 to 03:00 comes at 00:00Z and again at 01:00Z; the hours around it come once.
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-10-25--02", 1, "2026-10-25T02:00"),
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-10-25--01", 1, "2026-10-25T00:00"),
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-10-25--03", 1, "2026-10-25T03:00"),
+        # Two hours of delay: one is left for what is late.
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-10-25--02", 2, "2026-10-25T03:00"),
+        ("Europe/Berlin", "yyyyMMddHHmm", "202610250259", 1, "2026-10-25T02:00"),
+        ("Europe/Berlin", "yyyyMMddHHmmss", "20261025020000", 0, "2026-10-25T01:00"),
+        # A day of 25 hours, one of 23, and the months with them.
+        ("Europe/Berlin", "yyyy-MM-dd", "2026-10-25", 24, "2026-10-25T23:00"),
+        ("Europe/Berlin", "yyyy-MM-dd", "2026-03-29", 24, "2026-03-29T22:00"),
+        ("Europe/Berlin", "yyyy-MM", "2026-10", 31 * 24, "2026-10-31T23:00"),
+        ("Europe/Berlin", "yyyy-MM", "2026-03", 31 * 24, "2026-03-31T22:00"),
+        # An hour that no clock shows: only columns without a zone have it.
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-03-29--02", 1, "2026-03-29T02:00"),
+        ("Europe/Berlin", "yyyy-MM-dd--HH", "2026-03-29--03", 1, "2026-03-29T02:00"),
+        # Half an hour is put back at 02:00 (+11) to 01:30 (+10:30): 01:30 to 02:00 comes twice.
+        ("Australia/Lord_Howe", "yyyy-MM-dd--HH", "2026-04-05--01", 1, "2026-04-04T15:30"),
+        ("Australia/Lord_Howe", "yyyy-MM-dd HH-mm", "2026-04-05 01-29", 1, "2026-04-04T14:30"),
+        ("Australia/Lord_Howe", "yyyy-MM-dd HH-mm", "2026-04-05 01-30", 1, "2026-04-04T15:01"),
+        # 2011-12-30 was left out: behind the 29th (-10) came the 31st (+14).
+        ("Pacific/Apia", "yyyy-MM-dd", "2011-12-29", 24, "2011-12-30T10:00"),
+        ("Pacific/Apia", "yyyy-MM-dd", "2011-12-31", 24, "2011-12-31T10:00"),
+        # A quarter of an hour beside the others.
+        ("Asia/Kathmandu", "yyyy-MM-dd--HH", "2026-10-25--02", 1, "2026-10-24T21:15"),
+        ("UTC", "yyyy", "2026", 365 * 24, "2027-01-01T00:00"),
+    ],
+)
+def test_a_partition_is_over_when_no_clock_shows_its_time_any_more(
+    zone, pattern, value, delay_hours, over
+) -> None:
+    """The instants are counted by hand from the zones' offsets."""
+    hours, trigger = DateTimeBuckets(pattern, zone=zone), PartitionTime(delay_ms=delay_hours * HOUR_MS)
+    expected = utc_ms(over) + (59 * 60_000 if pattern.endswith("mm") else 0)
+    assert trigger.due_ms(f"dt={value}", (hours,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("bucket", "delay_hours", "over"),
+    [
+        ("d=2026-10-25/h=02", 1, "2026-10-25T02:00"),
+        ("d=2026-10-25/h=01", 1, "2026-10-25T00:00"),
+        ("d=2026-10-25/h=02", 0, "2026-10-25T01:00"),
+        ("d=2026-10-24/h=02", 0, "2026-10-24T00:00"),
+        ("d=2026-10-25/h=00", 24, "2026-10-25T23:00"),
+        ("d=2026-03-29/h=03", 1, "2026-03-29T02:00"),
+    ],
+)
+def test_the_same_of_a_time_that_is_put_together(bucket, delay_hours, over) -> None:
+    trigger = PartitionTime("{d} {h}:00", delay_ms=delay_hours * HOUR_MS, zone="Europe/Berlin")
+    assert trigger.due_ms(bucket, ()) == utc_ms(over)
+    if delay_hours == 1:
+        # Folders in folders say it together.
+        both = [
+            DateTimeBuckets(p, name=n, zone="Europe/Berlin") for p, n in (("yyyy-MM-dd", "d"), ("HH", "h"))
+        ]
+        assert PartitionTime(delay_ms=HOUR_MS).due_ms(bucket, both) == utc_ms(over)
+
+
+def test_an_hour_that_comes_twice_is_committed_behind_the_second_one() -> None:
+    """2026-10-25--02 in Berlin begins at 00:00Z (1,792,886,400 s) and is over at 02:00Z."""
+    setting, berlin = PartitionCommit(PartitionTime(delay_ms=HOUR_MS)), DateTimeBuckets(zone="Europe/Berlin")
+    state, due = State(), []
+    for number, hour in enumerate(("02", "03", "04"), 1):
+        chunks = [chunk(1, f"dt=2026-10-25--{hour}")]
+        found = advance(state, chunks, completed(number), setting, (berlin,))
+        waiting = tuple(p for p in found.waiting if p not in found.due)
+        state = State(number, (), waiting, found.seen_ms)
+        due.append(([p.bucket for p in found.due], found.seen_ms))
+    assert due == [
+        ([], 1_792_886_400_000),
+        (["dt=2026-10-25--02"], 1_792_893_600_000),
+        (["dt=2026-10-25--03"], 1_792_897_200_000),
+    ]
+
+
 def progress(setting, state, chunks, checkpoint, purpose=CheckpointPurpose.PERIODIC):
     found = advance(state, chunks, completed(checkpoint, purpose=purpose), setting, (DateTimeBuckets(),))
     due = [p.bucket for p in found.due]
@@ -313,6 +397,8 @@ def test_partition_times_that_name_no_folder_are_refused() -> None:
         with pytest.raises(ConfigError, match="cannot be told from its folders"):
             trigger.check(by_country, "out")
     PartitionTime().check((DateTimeBuckets(),), "out")
+    with pytest.raises(ConfigError, match="their patterns have no year"):
+        PartitionTime().check((DateTimeBuckets("MM-dd"),), "out")
 
 
 def test_partitions_wait_for_a_start_that_commits_them() -> None:

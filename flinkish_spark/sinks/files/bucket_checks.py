@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
 from flinkish_spark.sinks.files.buckets import BucketAssigner, refuse_taken
+from flinkish_spark.sinks.partition_values import why_no_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
     from pyspark.sql import types as T
+
+#: Zones whose wall clock is an instant.
+_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
 
 def check_folders(
@@ -47,12 +51,12 @@ def check_folders(
                 what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
                 uid=uid,
             )
-        why = _why_no_name(found[name].dataType)
+        why = why_no_name(found[name].dataType) or _why_other_time(found[name].dataType, spark)
         if why:
             raise SchemaError(
                 f"the column '{name}' cannot give sink '{uid}' its buckets",
                 why=why,
-                what_to_do="choose strings, numbers or dates",
+                what_to_do="choose strings, numbers or dates; for instants use DateTimeBuckets(column=...)",
                 uid=uid,
             )
 
@@ -90,9 +94,21 @@ def _fields_with(
         ) from error
 
 
-def _why_no_name(kind: T.DataType) -> str:
+def why_no_name(kind: T.DataType) -> str:
+    """Return why values of a type cannot be in a folder's name; empty if they can."""
     from pyspark.sql import types as T
 
-    if isinstance(kind, T.AtomicType) and not isinstance(kind, T.BinaryType | T.VariantType):
+    if not isinstance(kind, T.AtomicType) or isinstance(kind, T.BinaryType | T.VariantType):
+        return f"a {kind.simpleString()} cannot be part of a folder's name"
+    return why_no_partition(kind)
+
+
+def _why_other_time(kind: T.DataType, spark: SparkSession) -> str:
+    from pyspark.sql import types as T
+
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    if not isinstance(kind, T.TimestampType) or zone in _UTC:
         return ""
-    return f"a {kind.simpleString()} cannot be part of a folder's name"
+    return (
+        f"it would be a time of the session's zone, {zone}: not of its readers', and hours come twice in many"
+    )

@@ -1,22 +1,24 @@
 """Bucket assigners: into which folder below the target a record goes.
 
 Folders are Hive style, `name=value`, written by Spark's own `partitionBy` and so escaped as Spark and
-Hive do; null and the empty string become ``__HIVE_DEFAULT_PARTITION__``.
+Hive do; null becomes ``__HIVE_DEFAULT_PARTITION__``, see `partition_values`.
 """
 
 from __future__ import annotations
 
+import calendar
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.runtime.columns import PREFIX, quoted
+from flinkish_spark.sinks.files.wall_clocks import to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -209,7 +211,7 @@ class DateTimeBuckets(BucketAssigner):
         return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
 
     def parse(self, value: str) -> int:
-        """Return the milliseconds since 1970 at which a bucket's time begins.
+        """Return the milliseconds since 1970 at which a bucket's time begins; the first, if it comes twice.
 
         Raises
         ------
@@ -217,6 +219,20 @@ class DateTimeBuckets(BucketAssigner):
             It is no time of this pattern.
         """
         return to_ms(datetime.strptime(value, self._strptime()), self.zone)
+
+    def parts(self, value: str) -> dict[str, int]:
+        """Return the numbers in a folder's value, by their letters in the pattern.
+
+        Raises
+        ------
+        ValueError
+            It is no time of this pattern.
+        """
+        pieces = [f"(?P<{p}>[0-9]{{{len(p)}}})" if p in _LETTERS else re.escape(p) for p in self._pieces()]
+        found = re.fullmatch("".join(pieces), value)
+        if found is None:
+            raise ValueError(f"{value!r} is no time like {self.pattern}")
+        return {letters: int(digits) for letters, digits in found.groupdict().items()}
 
     def _format(self, now_ms: int) -> str:
         return datetime.fromtimestamp(now_ms / 1000, ZoneInfo(self.zone)).strftime(self._strptime())
@@ -305,10 +321,53 @@ def values_of(bucket: str) -> dict[str, str | None]:
     return {unquote(name): None if value == NULL_BUCKET else unquote(value) for name, _, value in pairs}
 
 
-def to_ms(local: datetime, zone: str) -> int:
-    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
-    known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
-    return int((known - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
+    """Return those assigners that together say a partition's time: the first, and others of its column."""
+    times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
+    return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
+
+
+def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
+    """Return the letters of their patterns."""
+    return {piece for one in times for piece in one._pieces() if piece in _LETTERS}
+
+
+def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
+    """Return from when to when wall clocks show a time that goes into the folders with these values.
+
+    Raises
+    ------
+    ValueError
+        A value is no time.
+
+    Examples
+    --------
+    >>> begin, end = span_of({"dt": "2026-02"}, (DateTimeBuckets("yyyy-MM"),))
+    >>> begin.isoformat(), end.isoformat()
+    ('2026-02-01T00:00:00', '2026-03-01T00:00:00')
+    """
+    given: dict[str, int] = {}
+    for one in times:
+        given = {**one.parts(values.get(one.name) or ""), **given}
+    year, month = given["yyyy"], given.get("MM", 12)
+    last_day = calendar.monthrange(year, month)[1]
+    first = datetime(
+        year,
+        given.get("MM", 1),
+        given.get("dd", 1),
+        given.get("HH", 0),
+        given.get("mm", 0),
+        given.get("ss", 0),
+    )
+    last = datetime(
+        year,
+        month,
+        given.get("dd", last_day),
+        given.get("HH", 23),
+        given.get("mm", 59),
+        given.get("ss", 59),
+    )
+    return first, last + timedelta(seconds=1)
 
 
 def _checked_folder(name: object) -> None:

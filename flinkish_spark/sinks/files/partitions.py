@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING
@@ -20,15 +20,19 @@ from zoneinfo import ZoneInfo
 from flinkish_spark.arguments import refuse_if_never_run, refused_as_config_errors, with_methods_of
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import CompletedCheckpoint
-from flinkish_spark.sinks.files.buckets import BucketAssigner, DateTimeBuckets, to_ms, values_of
+from flinkish_spark.sinks.files.buckets import BucketAssigner, letters_of, span_of, times_of, values_of
 from flinkish_spark.sinks.files.disk import Disk
+from flinkish_spark.sinks.files.wall_clocks import last_shown_ms, to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOG = logging.getLogger(__name__)
 _LEAVE_OUT = "leave it out for the default"
+#: What raises where a partition's values are no time, or one that no clock shows.
+_NO_TIME = (ValueError, KeyError, IndexError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class MetastorePartition(PartitionPolicy):
         """Add the partition if the table does not have it, and let this session see its new files."""
         if spark is None:
             raise ConfigError("there is no Spark session to add a partition with")
-        spec = ", ".join(f"{_name(name)} = {_literal(value)}" for name, value in partition.values.items())
+        spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
             f"LOCATION {_literal('file://' + str(partition.path))}"
@@ -117,7 +121,7 @@ class MetastorePartition(PartitionPolicy):
     @property
     def quoted(self) -> str:
         """The table's name, as SQL wants it."""
-        return ".".join(_name(part) for part in self.table.split("."))
+        return ".".join(quoted(part) for part in self.table.split("."))
 
     def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
         """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""
@@ -163,9 +167,12 @@ class PartitionTime:
     ----------
     pattern
         Makes a time of the folders' values: ``"{dt} {hour}:00:00"``, in a form that
-        ``datetime.fromisoformat`` reads. None with :class:`DateTimeBuckets`, which knows its times.
+        ``datetime.fromisoformat`` reads. None with :class:`DateTimeBuckets`, which knows its times; several
+        of one column and zone say the time together.
     delay_ms
-        How long after the partition's time: 3,600,000 for partitions of an hour.
+        How long after the begin of the partition's time: 3,600,000 for partitions of an hour, 86,400,000 for
+        those of a day, and what late data may take. Where the zone's clock is put forward or back it is
+        counted so that it reaches as far behind the partition's *end* as on other days.
     zone
         Of the pattern's times.
     watermark
@@ -206,15 +213,43 @@ class PartitionTime:
 
     def time_ms(self, bucket: str, assigners: Sequence[BucketAssigner]) -> int | None:
         """Return when a partition's time begins; None if its values are no time."""
-        values = values_of(bucket)
         try:
-            if self.pattern is not None:
-                filled = self.pattern.format(**{name: value or "" for name, value in values.items()})
-                return to_ms(datetime.fromisoformat(filled), self.zone)
-            times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
-            return times[0].parse(values.get(times[0].name) or "")
-        except (ValueError, KeyError, IndexError):
+            begin, _, zone = self._span(bucket, assigners)
+            return to_ms(begin, zone)
+        except _NO_TIME:
             return None
+
+    def due_ms(self, bucket: str, assigners: Sequence[BucketAssigner]) -> int | None:
+        """Return which watermark completes a partition; None if its values are no time.
+
+        That is `delay_ms` behind its begin where the zone's clock runs evenly. An hour that comes twice is
+        over when the second one is, and a day may have 23 or 25 hours: how much of the delay is left behind
+        the partition's time does not depend on it.
+        """
+        try:
+            begin, end, zone = self._span(bucket, assigners)
+            delay, from_begin = timedelta(milliseconds=self.delay_ms), to_ms(begin, zone) + self.delay_ms
+            # How long the time of a pattern is, is not known: at most the delay, or the delay is too short.
+            length = max(delay, timedelta(seconds=1)) if end is None else end - begin
+            shown = None if begin.tzinfo is not None else last_shown_ms(begin, begin + length, zone)
+            if shown is None:
+                return from_begin
+            from_end = shown + (delay - length) // timedelta(milliseconds=1)
+            # A day of 23 hours is over sooner, if the delay says that a day is waited for.
+            return from_end if end is not None and delay >= length else max(from_begin, from_end)
+        except _NO_TIME:
+            return None
+
+    def _span(
+        self, bucket: str, assigners: Sequence[BucketAssigner]
+    ) -> tuple[datetime, datetime | None, str]:
+        """Return a partition's first time, its end where it is known, and the zone of both."""
+        values = values_of(bucket)
+        if self.pattern is not None:
+            filled = self.pattern.format(**{name: value or "" for name, value in values.items()})
+            return datetime.fromisoformat(filled), None, self.zone
+        times = times_of(assigners)
+        return *span_of(values, times), times[0].zone
 
     def check(self, assigners: Sequence[BucketAssigner], uid: str) -> None:
         """Refuse a pattern that names other folders; raise ConfigError."""
@@ -223,12 +258,16 @@ class PartitionTime:
         used = [field for _, field, _, _ in parts if field is not None]
         # "{dt.x}" and "{dt[0]}" would be looked up in the value.
         wrong = [field for field in used if field not in names]
-        nothing = self.pattern is None and not any(isinstance(one, DateTimeBuckets) for one in assigners)
-        if wrong or nothing or (self.pattern is not None and not used):
+        nothing = self.pattern is None and not times_of(assigners)
+        # A folder "dt=07" gets data every year: its time is never over.
+        comes_again = self.pattern is None and not nothing and "yyyy" not in letters_of(times_of(assigners))
+        if wrong or nothing or comes_again or (self.pattern is not None and not used):
             raise ConfigError(
                 f"the partition times of sink '{uid}' cannot be told from its folders",
                 why=f"the pattern names '{wrong[0]}'"
                 if wrong
+                else "their patterns have no year"
+                if comes_again
                 else "there is no pattern and no DateTimeBuckets",
                 what_to_do=f"give PartitionTime a pattern of {', '.join('{' + name + '}' for name in names)}",
                 uid=uid,
@@ -304,10 +343,6 @@ class PartitionCommit:
         for policy in self.policies:
             if isinstance(policy, MetastorePartition):
                 policy.check(spark, names, uid)
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _literal(value: str | None) -> str:

@@ -77,10 +77,11 @@ def advance(
         seen = [t for t in (state.seen_ms, *times.values()) if t is not None]
         seen_ms = max(seen) if seen else None
         watermark = seen_ms if trigger.watermark is None else _asked(trigger.watermark, completed)
+        ends = {p: trigger.due_ms(p.bucket, assigners) for p in waiting}
         due = tuple(
             p
-            for p, time_ms in times.items()
-            if time_ms is not None and watermark is not None and watermark >= time_ms + trigger.delay_ms
+            for p, due_ms in ends.items()
+            if due_ms is not None and watermark is not None and watermark >= due_ms
         )
     if completed.purpose.is_final and setting.at_final is AtFinal.COMMIT:
         due = waiting

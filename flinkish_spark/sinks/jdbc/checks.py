@@ -12,6 +12,11 @@ from flinkish_spark.sinks.jdbc.dialect import ColumnInfo, Session, WriteMode
 from flinkish_spark.sinks.jdbc.settings import JdbcSettings
 from flinkish_spark.sinks.jdbc.types import is_supported
 
+_EXACT_KEYS = (
+    "give the key columns a type and a collation that compare texts letter by letter: TEXT in PostgreSQL and "
+    "SQLite, VARCHAR or TEXT with COLLATE utf8mb4_0900_bin in MySQL and utf8mb4_nopad_bin in MariaDB; "
+    "or use a key of numbers"
+)
 _NO_CONVERSION = "change the column, or cast the field with transform(...)"
 
 
@@ -123,6 +128,7 @@ class Checks:
                 )
         if settings.mode is WriteMode.UPSERT:
             self._check_key(session)
+            self._check_key_is_exact(session)
 
     def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
         table = self._settings.table_name
@@ -158,6 +164,26 @@ class Checks:
                 why="MySQL's upsert replaces a row that is equal in any of them",
                 what_to_do="keep one unique index, the key's",
             )
+
+    def _check_key_is_exact(self, session: Session) -> None:
+        """Refuse a table that takes two keys of the stream for one: a row would replace another's."""
+        settings, schema = self._settings, self._context.schema
+        key = [schema[name] for name in settings.key]
+        for field in key:
+            if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
+                raise self._inexact(f"the collation {field.dataType.collation} of the field '{field.name}'")
+        why = settings.dialect.why_keys_fold(session, settings.table_name, key)
+        if why:
+            raise self._inexact(why)
+
+    def _inexact(self, why: str) -> SchemaError:
+        return SchemaError(
+            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} does "
+            "not tell all such keys apart",
+            why=why,
+            what_to_do=_EXACT_KEYS,
+            uid=self._context.uid,
+        )
 
     def _try_all(self, session: Session) -> None:
         """Run the statements of a checkpoint without rows: the database checks rights by itself."""

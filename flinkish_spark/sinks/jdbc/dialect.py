@@ -329,6 +329,16 @@ class Dialect(ABC):
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Return the sets of columns by which the table knows at most one row, at all times."""
 
+    @abstractmethod
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Return why two keys that differ would be one for the table; empty if all are told apart.
+
+        Parameters
+        ----------
+        key
+            The key's fields, for which the table has columns, and a unique constraint over them.
+        """
+
     def why_unsafe(self, session: Session, table: TableName) -> str:
         """Return why writes into a table would not be part of a transaction; empty if they are."""
         return ""

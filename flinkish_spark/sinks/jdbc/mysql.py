@@ -85,6 +85,12 @@ _PASSING = frozenset(
 _COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
 
 
+#: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
+_EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
+#: Types that keep every text; CHAR and BINARY do not keep its end.
+_EXACT_TYPES = (_STRINGS | _BINARIES) - {"char", "binary"}
+
+
 class StatementTooLong(Exception):
     """The server would close the connection without reading it."""
 
@@ -228,6 +234,24 @@ class MySql(Dialect):
             for columns in whole.values()
             if all(c is not None and part is None for c, part in columns)
         ]
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for types and collations: most take case and accents for equal, and spaces at the end."""
+        kinds = {field.name: field.dataType for field in key}
+        found = session.rows(
+            "SELECT column_name, data_type, collation_name FROM information_schema.columns "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(table),
+        )
+        for name, column_type, collation in ((str(n), _text(t).lower(), c) for n, t, c in found):
+            is_text = isinstance(kinds.get(name), T.StringType)
+            if isinstance(kinds.get(name), T.BinaryType) and column_type == "binary":
+                return f"its column {name} of type binary fills values up with zero bytes"
+            if is_text and column_type not in _EXACT_TYPES:
+                return f"different texts are one {column_type} in its column {name}"
+            if is_text and collation is not None and not str(collation).endswith(_EXACT_COLLATIONS):
+                return f"the collation {collation} of its column {name} takes different texts for equal"
+        return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
         """Ask for the table's engine."""

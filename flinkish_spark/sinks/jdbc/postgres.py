@@ -57,6 +57,8 @@ _TYPES: dict[type[T.DataType], str] = {
     T.MapType: "jsonb",
     T.StructType: "jsonb",
 }
+#: Types that tell all texts apart, under a collation that does.
+_TEXTS = frozenset({"text", "character varying"})
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _MICROSECONDS = 6
 #: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
@@ -224,6 +226,32 @@ class Postgres(Dialect):
             (self._plain(table),),
         )
         return [frozenset(map(str, names)) for (names,) in found]
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for the types of text columns, and for collations that take different texts for equal."""
+        texts = {field.name for field in key if isinstance(field.dataType, T.StringType)}
+        found = session.rows(
+            "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), NULL) "
+            "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped",
+            (self._plain(table),),
+        )
+        for name, kind in found:
+            if name in texts and kind not in _TEXTS:
+                return f"different texts are one {kind} in its column {name}"
+        inexact = session.rows(
+            "SELECT a.attname, c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
+            "WHERE a.attrelid = to_regclass(%s) AND NOT c.collisdeterministic "
+            "UNION ALL SELECT a.attname, c.collname FROM pg_index i JOIN pg_attribute a "
+            "ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) "
+            "JOIN pg_collation c ON c.oid = ANY (i.indcollation::oid[]) "
+            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND NOT c.collisdeterministic",
+            (self._plain(table), self._plain(table)),
+        )
+        wrong = [
+            f"the collation {collation} of its column {name}" for name, collation in inexact if name in texts
+        ]
+        return f"{wrong[0]} takes different texts for equal" if wrong else ""
 
     def _plain(self, table: TableName) -> str:
         """Return the quoted name as a value, where no driver looks for parameters."""

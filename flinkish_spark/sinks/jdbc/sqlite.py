@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
@@ -94,6 +94,16 @@ class Sqlite(Dialect):
             if all(name is not None for (name,) in columns):
                 keys.append(frozenset(str(name) for (name,) in columns))
         return keys
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for the collations of unique indexes; that of the column is the key's own index's, too."""
+        place, names = self._place(table), {field.name for field in key}
+        for (index,) in session.rows('SELECT name FROM pragma_index_list(?, ?) WHERE "unique"', place):
+            found = session.rows("SELECT name, coll, key FROM pragma_index_xinfo(?, ?)", (index, place[1]))
+            for name, collation, is_key in found:
+                if name in names and is_key and str(collation).upper() != "BINARY":
+                    return f"the collation {collation} of its column {name} takes different texts for equal"
+        return ""
 
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"
