@@ -371,6 +371,20 @@ RULES: tuple[Rule, ...] = (
         refusal="keys of a map are STRING in Avro|cannot be written as Avro",
     ),
     Rule(
+        ("Kafka Json", "Kafka Raw"),
+        None,
+        _TIME,
+        "times of day are refused before the start: no JSON says exactly what they are",
+        refusal="cannot be written exactly",
+    ),
+    Rule(
+        ("Kafka Json", "Kafka Raw"),
+        ("key of MAP",),
+        tuple(kind for kind in PLAIN if kind != "STRING"),
+        "keys of a map are STRING in JSON; others are refused before the start",
+        refusal="cannot be written exactly",
+    ),
+    Rule(
         ("Kafka Avro",),
         None,
         _TIME + _INTERVAL,

@@ -1,4 +1,4 @@
-"""A column of a database, as a way for values of a type: out by the JDBC sink's committer, back by its driver."""
+"""A column of a database, as a way for values of a type: out by the JDBC sink, back by the driver."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ class CsvHeader(enum.Enum):
 
 @dataclass(frozen=True)
 class CsvFiles(InputFormat):
-    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary, which are what is there.
+    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary.
 
-    A quote within quotes is there twice.
+    Those are what is there, without quotes; a quote within quotes is there twice.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class CsvFiles(InputFormat):
     def _batches(
         self, path: str, schema: pa.Schema, block_bytes: int, as_texts: frozenset[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; of floats that are read as texts it shows whether a number was too great for them."""
+        """Yield all rows; floats that are read as texts show whether a number was too great."""
         import pyarrow as pa
         from pyarrow import csv
 

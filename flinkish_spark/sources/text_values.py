@@ -1,7 +1,7 @@
 """Values of files of texts, where Arrow would make other ones of them without a word.
 
-Of JSON it takes a day for a number of days, base64 for the bytes of its letters, and from a time without a zone
-the offset that is written there. A number beyond what a FLOAT can be becomes infinite.
+Of JSON it takes a day for a number of days, base64 for the bytes of its letters, and the offset away that
+a time without a zone has there. A number beyond what a FLOAT can be becomes infinite.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def written_as(kind: pa.DataType) -> pa.DataType:
 
 
 def as_typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column of what a type is written as with the type itself.
+    r"""Return a column of what a type is written as with the type itself.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def as_typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     --------
     >>> import pyarrow as pa
     >>> as_typed(pa.array([["AP8=", None], None]), pa.list_(pa.binary())).to_pylist()
-    [[b'\\x00\\xff', None], None]
+    [[b'\x00\xff', None], None]
     >>> as_typed(pa.array([0.5, 1e300]), pa.float32())
     Traceback (most recent call last):
     pyarrow.lib.ArrowInvalid: 1e+300: it is beyond what a FLOAT can be: declare DOUBLE

@@ -1,7 +1,9 @@
-"""Every type at its limits through a job: a source in Python, state, a savepoint, all sinks, and sources again."""
+"""Every type at its limits through a job: a Python source, state, a savepoint, sinks, sources again."""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +12,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from flinkish_spark import DeltaSink, FileFormat, FileSink, KeyedProcessFunction, MemorySink, Upsert
-from flinkish_spark import ValueStateDescriptor
+from flinkish_spark import (
+    DeltaSink,
+    FileFormat,
+    FileSink,
+    KafkaSink,
+    KeyedProcessFunction,
+    MemorySink,
+    Upsert,
+    ValueStateDescriptor,
+)
 from flinkish_spark.errors import SchemaError
+from flinkish_spark.formats import Avro, Json, Raw
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import arrow_schema
 from flinkish_spark.savepoints.settings import RestoreSettings
+from flinkish_spark.sinks.kafka_avro import avro_schema, check_avro
+from flinkish_spark.sinks.kafka_columns import check_columns, record_columns
 from flinkish_spark.sources import (
     CsvFiles,
     DeltaSource,
@@ -26,6 +40,7 @@ from flinkish_spark.sources import (
     JsonLines,
     ParquetFiles,
 )
+from flinkish_spark.sources.json_records import decoded
 from flinkish_spark.sources.splits import SplitSource
 from flinkish_spark.testing.sinks import SinkUnderTest
 from tests.savepoint_support import started, stop, stop_with
@@ -176,11 +191,14 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
     table, columns = str(paths["Delta append"]), columns_of("DeltaSource")
     sources["DeltaSource"] = DeltaSource(table), columns
     sources["DeltaTableSource"] = DeltaTableSource(table), columns
+    streams = {
+        way: env.from_source(source, uid=way.replace(" ", "-")) for way, (source, _) in sources.items()
+    }
     frame = spark.readStream.format("delta").load(table)
-    for way, (source, columns) in [*sources.items(), ("from_dataframe", (None, columns))]:
-        uid, sinks[way] = way.replace(" ", "-"), (MemorySink(f"{tmp_path}-{way}"), columns)
-        read_in = env.from_source(source, uid=uid) if source else env.from_dataframe(frame, uid=uid)
-        read_in.sink_to(sinks[way][0], uid=f"{uid}-out")
+    streams["from_dataframe"] = env.from_dataframe(frame, uid="frame")
+    for way, read_in in streams.items():
+        sinks[way] = MemorySink(f"{tmp_path}-{way}"), sources.get(way, (None, columns))[1]
+        read_in.sink_to(sinks[way][0], uid=f"{way.replace(' ', '-')}-out")
     with started(env, RestoreSettings(str(tmp_path / "savepoint"))) as client:
         await_that(lambda: len(again.rows()) == ROWS, client)
         await_that(lambda: all(len(sink.rows()) == ROWS for sink, _ in sinks.values()), client)
@@ -188,6 +206,80 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
     check(by_column(again.rows(), COLUMNS), COLUMNS, "state out of a savepoint")
     for way, (sink, columns) in sinks.items():
         check(by_column(sink.rows(), columns), columns, f"{way} by a source")
+
+
+def frame_of(spark: Any, columns: dict[str, Case]) -> DataFrame:
+    """All values as Spark has them."""
+    table = pa.Table.from_batches([batch_of(columns, 0)])
+    return spark.createDataFrame(table, parse_ddl(declared(columns)))
+
+
+def kafka_sink(form: Any, **settings: Any) -> KafkaSink:
+    return KafkaSink("localhost:1", "out", value=form, **settings)
+
+
+def decoded_values(values: DataFrame, columns: dict[str, Case]) -> dict[str, list[Any]]:
+    """What the source makes of JSON values."""
+    raw = values.selectExpr("key", "value", "'in' AS topic", "0 AS partition", "0L AS offset")
+    form = Json(declared(columns))
+    return read(decoded(raw, form, ["in"], []), columns)
+
+
+def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
+    columns = columns_of("Kafka Json")
+    schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
+    sink = kafka_sink(Json())
+    check_columns(sink, schema, "out")
+    records = frame.select(*record_columns(sink, schema).values())
+    check(decoded_values(records, columns), columns, "Kafka Json")
+    columns = columns_of("Kafka Avro")
+    schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
+    check_avro(in_berlin, Avro(), schema, "the value")
+    records = frame.select(*record_columns(kafka_sink(Avro()), schema).values())
+    wanted = F.lit(json.dumps(avro_schema(Avro(), schema)))
+    read_back = records.select(F.call_function("from_avro", F.col("value"), wanted).alias("r")).select("r.*")
+    check(read(read_back, columns), columns, "Kafka Avro")
+
+
+def test_keys_and_raw_values_of_kafka_say_all_of_a_value(in_berlin: Any) -> None:
+    """As text; what a text stands for is looked at by what reads JSON."""
+    columns = columns_of("Kafka Raw")
+    schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
+    found = []
+    for name in columns:
+        sink = kafka_sink(Raw(name), key=name)
+        check_columns(sink, schema, "out")
+        found += [record_columns(sink, schema)[part].alias(f"{part}_{name}") for part in ("key", "value")]
+    rows = frame.orderBy("n").select("n", *found).collect()
+    assert all(row[f"key_{name}"] == row[f"value_{name}"] for row in rows for name in columns)
+    texts = [
+        {"n": row["n"], **{name: as_json(row[f"key_{name}"], case.ddl) for name, case in columns.items()}}
+        for row in rows
+    ]
+    made = [(None, "{" + ",".join(f'"{k}":{v}' for k, v in one.items()) + "}") for one in texts]
+    values = in_berlin.createDataFrame(made, "key BINARY, value STRING")
+    check(decoded_values(values.selectExpr("key", "CAST(value AS BINARY) AS value"), columns), columns, "Raw")
+
+
+def as_json(raw: bytearray | None, ddl: str) -> str:
+    """Return the bytes of one value as what stands for it in JSON."""
+    if raw is None:
+        return "null"
+    if ddl == "BINARY":
+        return json.dumps(base64.b64encode(raw).decode())
+    text = raw.decode()
+    is_bare = re.match(r"ARRAY|MAP|STRUCT|BOOLEAN|BYTE|SHORT|INT$|LONG|DECIMAL", ddl)
+    return text if is_bare else json.dumps(text)
+
+
+@pytest.mark.parametrize("way", ["Kafka Json", "Kafka Avro", "Kafka Raw"])
+def test_what_a_record_of_kafka_cannot_say_is_refused_before_the_start(spark: Any, way: str) -> None:
+    form = {"Kafka Json": Json(), "Kafka Avro": Avro(), "Kafka Raw": Raw("v")}[way]
+    for case in refused_types(way):
+        schema = parse_ddl(f"v {case.ddl}")
+        with pytest.raises(SchemaError, match=case.refusal):
+            check_columns(kafka_sink(form), schema, "out")
+            check_avro(spark, Avro(), schema, "the value")
 
 
 def read_by(way: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Every type at its limits through states, sources of files and SQLite; what is not exact is refused by name."""
+"""Every type at its limits through states, sources of files and SQLite: exact, or refused by name."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_types_that_python_does_not_have_are_refused_where_they_are_declared(kin
         FILES["rows of SplitSource"](ddl, [None], Path("/nowhere"))
 
 
-# -- numbers and times beyond a type, in files of texts ------------------------------------------------------
+# -- numbers and times beyond a type, in files of texts -------------------------------------------------
 
 #: A type, texts that are no values of it, and what the refusal says.
 BEYOND = {
@@ -172,7 +172,7 @@ def test_texts_that_a_type_would_cut_round_or_wrap_are_refused(kind: str, text: 
 
 
 def test_numbers_beyond_a_float_are_found_behind_rows_that_say_infinity(tmp_path: Path) -> None:
-    """A column with an infinite value is looked at again: one that says so stays, one that overflows does not."""
+    """A column with an infinite value is looked at again: one that says so stays, an overflow does not."""
     rows = "".join(f"{n}.5,1\n" for n in range(300_000))
     words = "v,n\n" + rows + " Infinity ,1\n-inf,1\n,1\nNaN,1\n0.1,1\n"
     found = _file(tmp_path, "a.csv", words, CsvFiles(), "DOUBLE")
@@ -200,7 +200,7 @@ def test_json_lines_refuse_what_they_cannot_hold_where_they_are_made(kind: str, 
         FileSource(str(tmp_path), JsonLines(), f"v {kind}")
 
 
-# -- types within types ---------------------------------------------------------------------------------------
+# -- types within types ---------------------------------------------------------------------------------
 
 
 def _nested(depth: int) -> st.SearchStrategy[tuple[str, Any]]:
@@ -238,7 +238,7 @@ def test_and_through_sources_of_one_s_own(found: tuple[str, Any], tmp_path_facto
         same(FILES[way](ddl, [value, None], tmp_path_factory.mktemp("own")), [value, None], ddl)
 
 
-# -- the comparison itself ------------------------------------------------------------------------------------
+# -- the comparison itself ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_values_that_only_look_alike_are_told_apart(ddl: str, one: Any, other: A
         same([one], [other], ddl)
 
 
-# -- what sinks refuse before the start -----------------------------------------------------------------------
+# -- what sinks refuse before the start -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["Parquet files", "JSON files", "CSV files", "Avro files"])

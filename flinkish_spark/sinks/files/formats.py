@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.exact_texts import TIME_OPTIONS
 from flinkish_spark.runtime.usable_types import parts_of
 
 if TYPE_CHECKING:
@@ -40,16 +41,11 @@ class FileFormat(enum.Enum):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
-_EXACT_TIMES = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "timeZone": "UTC",
-}
 _BLANKS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 #: Options of Spark's writers that a sink gives unless they are given.
-_EXACT: dict[FileFormat, dict[str, str]] = {
-    FileFormat.JSON: _EXACT_TIMES,
-    FileFormat.CSV: {**_EXACT_TIMES, **_BLANKS},
+_EXACT: dict[FileFormat, Mapping[str, str]] = {
+    FileFormat.JSON: TIME_OPTIONS,
+    FileFormat.CSV: {**TIME_OPTIONS, **_BLANKS},
 }
 
 

@@ -46,8 +46,8 @@ class FileSink(Sink):
     format
         Of the files. Spark's own writers write them; Avro needs the JAR of spark-avro.
     options
-        Of Spark's writer, such as ``{"compression": "gzip"}``. Times are written with microseconds, instants in
-        UTC, and texts with their blanks, unless options say otherwise.
+        Of Spark's writer, such as ``{"compression": "gzip"}``. Times are written with microseconds, instants
+        in UTC, and texts with their blanks, unless options say otherwise.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling
