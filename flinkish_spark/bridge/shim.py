@@ -52,7 +52,9 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
 
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return what Spark's from_json makes of a column; by our parser, which is faster, if the JAR is there.
+    """Return the fields of JSON objects, by our parser if the JAR is there, by Spark's if not.
+
+    Both take values exactly as they stand there, or for malformed: see `docs/sources.md`.
 
     Parameters
     ----------
@@ -62,12 +64,26 @@ def from_json(spark: SparkSession, text: Column, schema: StructType, options: Ma
         As of from_json, with a mode.
     """
     if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
-        return F.from_json(text, schema, dict(options))
+        return F.from_json(_looked_at(text, schema), schema, dict(options))
     from pyspark.sql.classic.column import Column as ClassicColumn
 
     time_zone = spark.conf.get("spark.sql.session.timeZone")
     rows = jvm(spark).io.github.flinkishspark.shim.JsonRows
     return ClassicColumn(rows.column(text._jc, schema.json(), json.dumps(dict(options)), time_zone))
+
+
+def _looked_at(text: Column, schema: StructType) -> Column:
+    """Return texts that Spark's own parser reads exactly; what is bad is malformed there."""
+
+    def looked_at(values: Any) -> Any:
+        import pyarrow as pa
+
+        from flinkish_spark.sources.exact_json import exact_text
+
+        return pa.array(map(exact_text(schema), values.to_pylist()), pa.string())
+
+    # As bytes: of a text that is no UTF-8 Arrow could not give any.
+    return F.arrow_udf(looked_at, "string", F.ArrowUDFType.SCALAR)(text.cast("binary"))
 
 
 class TappedRows:

@@ -53,7 +53,7 @@ def first_required(kind: T.DataType) -> str | None:
     >>> first_required(T.ArrayType(T.StructType().add("a", "long", nullable=False)))
     'a'
     """
-    for part in _parts(kind):
+    for part in parts_of(kind):
         if isinstance(part, T.StructType):
             for field in part:
                 if not field.nullable:
@@ -62,7 +62,7 @@ def first_required(kind: T.DataType) -> str | None:
 
 
 def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) -> str | None:
-    for part in _parts(kind):
+    for part in parts_of(kind):
         for wrong, why in refused:
             if isinstance(part, wrong):
                 return f"{part.simpleString()}: {why}"
@@ -74,22 +74,22 @@ def same_names(kind: T.DataType) -> str | None:
 
     A state would be stored and never read again, and no function in Python can read such a row.
     """
-    for part in _parts(kind):
+    for part in parts_of(kind):
         for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
             if times > 1:
                 return f"the field {name!r} is there {times} times, and fields are found by their names"
     return None
 
 
-def _parts(kind: T.DataType) -> Iterator[T.DataType]:
+def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
     """Return a type and all that it is made of."""
     yield kind
     match kind:
         case T.StructType():
             for field in kind:
-                yield from _parts(field.dataType)
+                yield from parts_of(field.dataType)
         case T.ArrayType():
-            yield from _parts(kind.elementType)
+            yield from parts_of(kind.elementType)
         case T.MapType():
-            yield from _parts(kind.keyType)
-            yield from _parts(kind.valueType)
+            yield from parts_of(kind.keyType)
+            yield from parts_of(kind.valueType)

@@ -22,6 +22,7 @@ from pyspark.sql import types as T
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Avro, Json, Raw
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.exact_texts import exact_text, json_of, unfit_for_json, unfit_for_text
 from flinkish_spark.sinks.kafka_avro import avro_column, avro_misfit
 from flinkish_spark.sources.json_records import json_schema
 
@@ -46,6 +47,7 @@ def check_columns(sink: KafkaSink, schema: T.StructType, uid: str) -> None:
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         for name in _named(form):
             _kind(schema, uid, part, name)
+        _check_types(part, form, schema, uid)
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
@@ -74,6 +76,25 @@ def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
             what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
             column=column,
         )
+
+
+def _check_types(part: str, form: Format | None, schema: T.StructType, uid: str) -> None:
+    """Refuse a field whose values have no bytes that say exactly what they are; Avro is asked elsewhere."""
+    match form:
+        case Raw():
+            unfit, names = unfit_for_text, [form.column]
+        case Json():
+            unfit, names = unfit_for_json, _named(form) or schema.names
+        case _:
+            return
+    for name in names:
+        if (why := unfit(schema[name].dataType)) is not None:
+            raise SchemaError(
+                f"the {part} of sink '{uid}' has the field '{name}', which cannot be written exactly",
+                why=why,
+                what_to_do="convert it in a transform, for example with transform_keys(...) or a cast to STRING",
+                column=name,
+            )
 
 
 def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
@@ -143,17 +164,13 @@ def _encoded(
 
 def _json(names: list[str]) -> Column:
     fields = F.struct(*[F.col(C.quoted(n)).alias(n) for n in names])
-    return F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+    return json_of(fields, null_fields=True).cast("binary")
 
 
 def _as_bytes(schema: T.StructType, column: str) -> Column:
     kind = schema[column].dataType
     value = F.col(C.quoted(column))
-    if isinstance(kind, T.BinaryType):
-        return value
-    if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
-        return F.to_json(value).cast("binary")
-    return value.cast("string").cast("binary")
+    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")
 
 
 def _milliseconds(schema: T.StructType, column: str) -> Column:

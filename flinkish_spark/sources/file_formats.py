@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.sources.text_values import floats_of, infinite_fields, refuse_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +47,8 @@ class ParquetFiles(InputFormat):
         """Yield the fields' columns."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
+        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
                 raise ValueError(f"{path} has no column '{missing[0]}'")
@@ -64,7 +66,8 @@ class JsonLines(InputFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
-    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``; objects are STRUCTs.
+    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, of which a TIMESTAMP_NTZ has no zone,
+    a BINARY base64; objects are STRUCTs.
     """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -79,15 +82,20 @@ class JsonLines(InputFormat):
             yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse maps, which Arrow does not read."""
+        """Refuse maps, times of day and intervals, which Arrow does not read, at any depth."""
         import pyarrow as pa
 
         for field in schema:
-            if pa.types.is_map(field.type):
+            if _has_one(field.type, pa.types.is_map):
                 raise ConfigError(
                     f"JSON files cannot hold the field '{field.name}', which is {field.type}",
                     what_to_do="declare the keys as fields of a STRUCT; or read lines with TextLines(), and "
                     "parse them in a map()",
+                )
+            if _has_one(field.type, lambda kind: pa.types.is_time(kind) or pa.types.is_duration(kind)):
+                raise ConfigError(
+                    f"JSON files cannot hold the field '{field.name}', which is {field.type}",
+                    what_to_do="declare STRING, and take it apart in a map()",
                 )
 
 
@@ -102,7 +110,9 @@ class CsvHeader(enum.Enum):
 
 @dataclass(frozen=True)
 class CsvFiles(InputFormat):
-    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts.
+    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary.
+
+    Those are what is there, without quotes; a quote within quotes is there twice.
 
     Parameters
     ----------
@@ -127,26 +137,34 @@ class CsvFiles(InputFormat):
         """Yield the records."""
         import pyarrow as pa
 
-        given, block_bytes = 0, _CSV_BLOCK_BYTES
+        given, block_bytes, as_texts = 0, _CSV_BLOCK_BYTES, frozenset[str]()
         while True:
             try:
-                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                for batch in _behind(given, self._batches(path, schema, block_bytes, as_texts)):
+                    if infinite := set(infinite_fields(batch)) - as_texts:
+                        as_texts |= infinite
+                        break
+                    refuse_nanoseconds(batch)
                     yield batch
                     given += batch.num_rows
-                return
+                else:
+                    return
             except pa.ArrowInvalid as error:
                 # How long the longest row is shows only there.
                 if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
                     raise
                 block_bytes *= 16
 
-    def _batches(self, path: str, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, path: str, schema: pa.Schema, block_bytes: int, as_texts: frozenset[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; floats that are read as texts show whether a number was too great."""
         import pyarrow as pa
         from pyarrow import csv
 
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
-        types = {field.name: field.type for field in schema}
+        types = {field.name: pa.string() if field.name in as_texts else field.type for field in schema}
         with pa.input_stream(path, compression="detect") as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if not begin:
@@ -154,7 +172,7 @@ class CsvFiles(InputFormat):
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
-            yield from csv.open_csv(
+            read = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
@@ -163,14 +181,25 @@ class CsvFiles(InputFormat):
                     column_types=types, include_columns=names, null_values=[""]
                 ),
             )
+            for batch in read:
+                columns = [
+                    floats_of(column, field.type, field.name) if field.name in as_texts else column
+                    for field, column in zip(schema, batch.columns, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse lists, maps and structs."""
+        """Refuse lists, maps, structs and intervals."""
         import pyarrow as pa
 
         for field in schema:
-            if pa.types.is_nested(field.type):
+            if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+def _has_one(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or a part of it, is one of some kind."""
+    return is_one(kind) or any(_has_one(kind.field(at).type, is_one) for at in range(kind.num_fields))
 
 
 def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from flinkish_spark.sources.text_values import as_typed, written_as
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -81,30 +83,20 @@ def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
     from pyarrow import json
 
-    # Arrow would want a number of days.
-    texts = pa.schema([field.with_type(_with_texts(field.type)) for field in schema])
+    # What Arrow reads otherwise than it is written comes as what it is written as.
+    written = pa.schema([field.with_type(written_as(field.type)) for field in schema])
     table = json.read_json(
         pa.BufferReader(block),
         # An object must not go over the end of what Arrow calls a block.
         read_options=json.ReadOptions(use_threads=False, block_size=len(block)),
-        parse_options=json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore"),
+        parse_options=json.ParseOptions(explicit_schema=written, unexpected_field_behavior="ignore"),
     )
-    for field, text in zip(schema, texts, strict=True):
-        if field.type != text.type:
+    for field, one in zip(schema, written, strict=True):
+        if field.type != one.type:
             at = table.schema.get_field_index(field.name)
-            table = table.set_column(at, field, table.column(at).cast(field.type))
+            typed = [as_typed(chunk, field.type) for chunk in table.column(at).chunks]
+            table = table.set_column(at, field, pa.chunked_array(typed, field.type))
     return table
-
-
-def _with_texts(kind: pa.DataType) -> pa.DataType:
-    """Return a type with texts in the places of dates."""
-    import pyarrow as pa
-
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_texts(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_texts(field.type)) for field in kind])
-    return pa.string() if pa.types.is_date(kind) else kind
 
 
 def _count(block: bytes) -> int:

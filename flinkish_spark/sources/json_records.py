@@ -1,7 +1,7 @@
 """JSON values of a Kafka source: what counts as bad, and what each policy makes of it.
 
-Spark's parser alone is too kind: an empty value becomes a record of nulls, text behind the object
-is ignored, and bytes that are no UTF-8 are replaced. So the outside of a value is checked first.
+Spark's parser alone is too kind: an empty value becomes a record of nulls, and bytes that are no UTF-8 are
+replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is parsed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flinkish_spark.errors import SchemaError
 from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
+from flinkish_spark.runtime.exact_texts import unfit_for_json
 from flinkish_spark.runtime.usable_types import first_required
 
 #: Opens the message of an error about a record that cannot be read or written.
@@ -55,6 +56,12 @@ def json_schema(value: Json) -> T.StructType:
             f"the JSON schema says that {name!r} is NOT NULL",
             why="a record may leave any field out, and Spark reads null then",
             what_to_do="leave NOT NULL away, and filter the stream",
+        )
+    if (unfit := unfit_for_json(schema)) is not None:
+        raise SchemaError(
+            "the JSON schema has a type that JSON cannot hold",
+            why=unfit,
+            what_to_do="declare STRING, and convert it in a transform",
         )
     return schema
 

@@ -74,7 +74,7 @@ class MapKeys:
             return key
         quick = self._quick
         if quick is not None and (found := quick(key)) is not None:
-            return found
+            return _one_zero(found)
         if key is None:
             raise self._refused(key, "a key is never null")
         try:
@@ -84,7 +84,7 @@ class MapKeys:
         if kept is None:
             raise self._refused(key, "it would be null")
         if quick is not None and (found := quick(kept)) is not None:
-            return found
+            return _one_zero(found)
         return kept
 
     def sought(self, key: Any) -> Any:
@@ -105,6 +105,11 @@ class MapKeys:
             what_to_do=f"use keys of the declared type, {self._ddl}, or declare another one",
             state=self._state,
         )
+
+
+def _one_zero(key: Any) -> Any:
+    """Return 0.0 for -0.0, which is the same key: else which of them a map has would be a matter of order."""
+    return key + 0.0 if type(key) is float else key
 
 
 class AnyKeys:

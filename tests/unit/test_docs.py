@@ -15,6 +15,7 @@ from flinkish_spark.protocol.checkpoint import transition_table
 from flinkish_spark.protocol.failures import failure_reason_table
 from flinkish_spark.protocol.job_status import job_status_table, task_state_table
 from flinkish_spark.protocol.recovery import recovery_table
+from tests.types_at_limits import types_table
 
 #: Document, marker around the table, and what prints it.
 GENERATED = [
@@ -23,6 +24,7 @@ GENERATED = [
     ("docs/protocol.md", "recovery-table", recovery_table),
     ("docs/protocol.md", "job-status", job_status_table),
     ("docs/protocol.md", "task-state", task_state_table),
+    ("docs/field-reports.md", "types", types_table),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

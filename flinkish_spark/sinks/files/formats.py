@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.exact_texts import TIME_OPTIONS
+from flinkish_spark.runtime.usable_types import parts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -37,6 +39,14 @@ class FileFormat(enum.Enum):
     def is_lines(self) -> bool:
         """Whether files can be put one behind the other."""
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
+
+
+_BLANKS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+#: Options of Spark's writers that a sink gives unless they are given.
+_EXACT: dict[FileFormat, Mapping[str, str]] = {
+    FileFormat.JSON: TIME_OPTIONS,
+    FileFormat.CSV: {**TIME_OPTIONS, **_BLANKS},
+}
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
@@ -147,12 +157,63 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
 def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
     from pyspark.sql import types as T
 
-    nested = isinstance(data_type, T.MapType | T.ArrayType | T.StructType)
-    if kind is FileFormat.CSV and nested:
+    if kind is FileFormat.CSV and isinstance(data_type, T.MapType | T.ArrayType | T.StructType):
         return f"a CSV column cannot hold {data_type.simpleString()}"
-    if isinstance(data_type, T.NullType) and kind is not FileFormat.JSON:
-        return "a column that is always null has no type"
-    intervals = (T.CalendarIntervalType, T.VariantType) if kind is FileFormat.CSV else T.CalendarIntervalType
-    if isinstance(data_type, intervals):
-        return f"the format has no {data_type.simpleString()}"
+    if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
+        return "Spark writes bytes as a text there that nothing reads back, as [0A FF]"
+    # What Spark's writers refuse, they refuse when the first records come.
+    absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
+    if kind is FileFormat.CSV:
+        absent += (T.VariantType,)
+    for part in parts_of(data_type):
+        if isinstance(part, T.NullType) and kind is not FileFormat.JSON:
+            return "a column that is always null has no type"
+        if isinstance(part, absent):
+            return f"the format has no {part.simpleString()}"
+        if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
+            return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"
     return ""
+
+
+def written_options(kind: FileFormat, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of Spark's writer: the given ones, and those without which values would be others.
+
+    By itself Spark cuts times down to milliseconds, in the time zone of the session, and blanks off the ends
+    of texts in CSV.
+
+    Examples
+    --------
+    >>> written_options(FileFormat.CSV, {"header": "true", "ignoretrailingwhitespace": "true"})["header"]
+    'true'
+    """
+    given = {name.lower() for name in options}
+    own = {name: value for name, value in _EXACT.get(kind, {}).items() if name.lower() not in given}
+    return {**own, **options}
+
+
+def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:
+    """Return the types with which Spark reads such files again: Avro has no integers below INT."""
+    from pyspark.sql import types as T
+
+    if kind is not FileFormat.AVRO:
+        return schema
+    found = _widened(schema)
+    assert isinstance(found, T.StructType)
+    return found
+
+
+def _widened(data_type: T.DataType) -> T.DataType:
+    from pyspark.sql import types as T
+
+    match data_type:
+        case T.ByteType() | T.ShortType():
+            return T.IntegerType()
+        case T.ArrayType():
+            return T.ArrayType(_widened(data_type.elementType), data_type.containsNull)
+        case T.MapType():
+            return T.MapType(data_type.keyType, _widened(data_type.valueType), data_type.valueContainsNull)
+        case T.StructType():
+            return T.StructType(
+                [T.StructField(f.name, _widened(f.dataType), f.nullable) for f in data_type.fields]
+            )
+    return data_type

@@ -144,7 +144,9 @@ class SparkMerger:
     def _write(self, attempt: Path, parts: int) -> None:
         from pyspark.sql import types as T
 
-        schema = T.StructType([*self.schema.fields, T.StructField(_PART, T.IntegerType())])
+        schema = T.StructType(
+            [*formats.read_schema(self.kind, self.schema), T.StructField(_PART, T.IntegerType())]
+        )
         reader = self.spark.read.format(self.kind.value).schema(schema).options(**_READ)
         rows = reader.load(f"file://{attempt / 'in'}")
         writer = rows.repartition(parts, _PART).write.format(self.kind.value).options(**self.options)

@@ -46,7 +46,8 @@ class FileSink(Sink):
     format
         Of the files. Spark's own writers write them; Avro needs the JAR of spark-avro.
     options
-        Of Spark's writer, such as ``{"compression": "gzip"}``.
+        Of Spark's writer, such as ``{"compression": "gzip"}``. Times are written with microseconds, instants
+        in UTC, and texts with their blanks, unless options say otherwise.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling
@@ -135,7 +136,8 @@ class FileSink(Sink):
         """Return the staging half."""
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
-        settings = WriteSettings(self.format, self.options, self._assigners, part_bytes)
+        options = formats.written_options(self.format, self.options)
+        settings = WriteSettings(self.format, options, self._assigners, part_bytes)
         return FileWriter(self._files(context), settings, context, Disk(), probe(spark).has_shim)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:

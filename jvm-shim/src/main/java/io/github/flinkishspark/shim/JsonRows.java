@@ -1,6 +1,7 @@
 package io.github.flinkishspark.shim;
 
 import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonParseException;
 import com.fasterxml.jackson.core.JsonParser;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.ByteArrayInputStream;
@@ -33,10 +34,14 @@ import scala.collection.immutable.Seq;
  * Does what from_json does, with Spark's own parser, in less time: from_json makes a reader of characters with a buffer of eight
  * kilobytes for each value, which takes most of the time of a short one. Here Jackson gets the bytes.
  *
- * <p>What comes out, and what is refused, is the same for every value that is UTF-8; of others it does not matter here, since the
- * caller refuses them.
+ * <p>More is refused than by from_json, which reads the first value of a text, the last of fields of one name, and the nearest of a
+ * number: see {@link OneValueParser} and {@link QuickJsonParser}. Of values that are no UTF-8 it does not matter what comes out here,
+ * since the caller refuses them.
  */
 public final class JsonRows implements Serializable {
+  /** Makes generators of the texts of objects and arrays. */
+  static final JsonFactory FACTORY = new JsonFactory();
+
   private static final long serialVersionUID = 1;
 
   private final StructType schema;
@@ -100,18 +105,52 @@ public final class JsonRows implements Serializable {
     ByteBuffer bytes = text.getByteBuffer();
     int at = bytes.arrayOffset() + bytes.position();
     int length = bytes.remaining();
+    if (hasHalfLetter(bytes.array(), at, at + length)) {
+      JsonRows.<RuntimeException>raise(new JsonParseException((JsonParser) null, "half of a letter is no text"));
+    }
     // Of the encodings that Jackson looks for, all others show in the first two bytes: by a mark, or by a zero.
     if (length < 2 || bytes.array()[at] <= 0 || bytes.array()[at + 1] == 0) {
-      return CreateJacksonParser.utf8String(factory, text);
+      return new OneValueParser(CreateJacksonParser.utf8String(factory, text));
     }
-    // As a stream and not as an array: of an array Spark copies what is no string into a string as it stands there, and
-    // from_json writes it anew.
     InputStream stream = new ByteArrayInputStream(bytes.array(), at, length);
     try {
-      return factory.createParser(stream);
+      return new OneValueParser(factory.createParser(stream));
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }
+  }
+
+  /** Whether one half of a letter in two parts is written as an escape without the other: in UTF-8 it would be a question mark. */
+  private static boolean hasHalfLetter(byte[] text, int from, int to) {
+    for (int at = from; at < to - 5; at++) {
+      if (text[at] != '\\') {
+        continue;
+      }
+      if (text[at + 1] != 'u') {
+        at++;
+      } else if (isHalf(text, at, to, "89abAB")) {
+        if (!isHalf(text, at + 6, to, "cdefCDEF")) {
+          return true;
+        }
+        at += 11;
+      } else if (isHalf(text, at, to, "cdefCDEF")) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  private static boolean isHalf(byte[] text, int at, int to, String thirdOf) {
+    return at + 6 <= to
+        && text[at] == '\\'
+        && text[at + 1] == 'u'
+        && (text[at + 2] == 'd' || text[at + 2] == 'D')
+        && thirdOf.indexOf(text[at + 3]) >= 0;
+  }
+
+  @SuppressWarnings("unchecked")
+  private static <E extends Exception> void raise(Exception error) throws E {
+    throw (E) error;
   }
 
   private static scala.collection.immutable.Map<String, String> scalaMap(JsonNode object) {

@@ -8,11 +8,21 @@ final class UtcTimes {
   /** Says that a text is no such time. It would be the year -290308, which no such text has. */
   static final long NONE = Long.MIN_VALUE;
 
+  /** Of the years 1 to 9999, which are those that a TIMESTAMP is documented to hold. */
+  private static final long FIRST_SECOND = -62_135_596_800L;
+
+  private static final long LAST_SECOND = 253_402_300_799L;
+
   private static final int SHORTEST = "2026-01-31T23:59:59Z".length();
   private static final int LONGEST = SHORTEST + ".123456".length();
   private static final int[] DAYS = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
 
   private UtcTimes() {}
+
+  /** Whether a second since 1970 is in none of the years 1 to 9999. */
+  static boolean isOutside(long second) {
+    return second < FIRST_SECOND || second > LAST_SECOND;
+  }
 
   /** The microseconds since 1970, or {@link #NONE}. */
   static long micros(char[] text, int at, int length) {

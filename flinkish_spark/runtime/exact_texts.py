@@ -1,0 +1,95 @@
+"""Values as texts that say all of them, the same in every session: in JSON, in keys, in lines of files.
+
+By itself Spark writes milliseconds of a time, in the zone of the session, and the keys of a map as what
+they are within Spark. Here times are in UTC with their microseconds, and what has no such text is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+#: For to_json and for files of JSON and CSV: ``2026-01-31T12:00:00.000000Z``; without the Z if it has no zone.
+TIME_OPTIONS: Mapping[str, str] = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_PLAIN: tuple[type[T.DataType], ...] = (
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DayTimeIntervalType,
+    T.YearMonthIntervalType,
+)
+
+
+def unfit_for_json(kind: T.DataType) -> str | None:
+    """Return why values of a type have no JSON that says exactly what they are; None if they have.
+
+    Examples
+    --------
+    >>> unfit_for_json(T.StructType().add("m", T.MapType(T.StringType(), T.LongType())))
+    >>> unfit_for_json(T.ArrayType(T.MapType(T.BinaryType(), T.StringType())))
+    'map<binary,string>: names in JSON are texts, so the keys of a map must be STRING'
+    """
+    match kind:
+        case T.StructType():
+            names = [field.name for field in kind]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                return f"the field {twice!r} is there {names.count(twice)} times, and JSON finds fields by name"
+            return next((why for field in kind if (why := unfit_for_json(field.dataType))), None)
+        case T.ArrayType():
+            return unfit_for_json(kind.elementType)
+        case T.MapType() if type(kind.keyType) is not T.StringType:
+            return f"{kind.simpleString()}: names in JSON are texts, so the keys of a map must be STRING"
+        case T.MapType():
+            return unfit_for_json(kind.valueType)
+        case _ if type(kind) in (T.StringType, *_PLAIN):
+            return None
+    return f"{kind.simpleString()}: JSON has no value that says exactly what it is"
+
+
+def unfit_for_text(kind: T.DataType) -> str | None:
+    """Return why :func:`exact_text` has none for values of a type; None if it has."""
+    is_plain = isinstance(kind, T.StringType | T.CharType | T.VarcharType)
+    return None if is_plain else unfit_for_json(kind)
+
+
+def json_of(column: Column, *, null_fields: bool) -> Column:
+    """Return objects, arrays or maps as JSON.
+
+    Parameters
+    ----------
+    null_fields
+        Whether a field that is null is written, too.
+    """
+    return F.to_json(column, {**TIME_OPTIONS, "ignoreNullFields": "false" if null_fields else "true"})
+
+
+def exact_text(column: Column, kind: T.DataType) -> Column:
+    """Return values as texts: JSON of what is nested, times in UTC, all else as Spark writes it."""
+    match kind:
+        case T.ArrayType() | T.MapType() | T.StructType():
+            return json_of(column, null_fields=False)
+        case T.TimestampType():
+            # Counted from 1970 without a zone, since a cast would take the session's.
+            micros = F.unix_micros(column)
+            local = F.timestamp_add("MICROSECOND", micros, F.lit("1970-01-01").cast("timestamp_ntz"))
+            return F.date_format(local, TIME_OPTIONS["timestampNTZFormat"] + "'Z'")
+        case T.TimestampNTZType():
+            return F.date_format(column, TIME_OPTIONS["timestampNTZFormat"])
+    return column.cast("string")

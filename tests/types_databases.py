@@ -1,0 +1,82 @@
+"""A column of a database, as a way for values of a type: out by the JDBC sink, back by the driver."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.protocol.outcomes import Outcome
+from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.sinks.jdbc.checks import Checks
+from tests.databases import TestDatabase, commit, context_of, staged
+
+
+def through(database: TestDatabase, kinds: dict[str, list[Any]], folder: Path) -> dict[str, list[Any]]:
+    """Send values of many declarations as columns of one table; return what there is of each.
+
+    Columns are filled up with nulls.
+    """
+    rows = max(map(len, kinds.values()))
+    fields = [T.StructField(f"c{at}", parse_ddl(ddl)) for at, ddl in enumerate(kinds)]
+    schema = T.StructType([T.StructField("n", T.IntegerType()), *fields])
+    columns = [[*_pairs(values), *[None] * (rows - len(values))] for values in kinds.values()]
+    context = context_of(folder, schema)
+    sink = database.sink(create_table=True, key=("n",), mode="upsert")
+    Checks(sink.settings, context).run()
+    given = list(zip(range(rows), *columns, strict=True))
+    answer = commit(sink, context, 1, staged(folder, given, schema))
+    assert answer.outcome is Outcome.COMMITTED
+    found = list(zip(*database.table(order="1"), strict=True))[1:]
+    return {
+        ddl: [back(one, field.dataType) for one in column[: len(values)]]
+        for (ddl, values), field, column in zip(kinds.items(), fields, found, strict=True)
+    }
+
+
+def _pairs(values: list[Any]) -> list[Any]:
+    """Maps as pairs, which is what Arrow takes them as."""
+    return [list(one.items()) if isinstance(one, dict) and list(one) != ["v"] else one for one in values]
+
+
+def back(value: Any, kind: T.DataType, *, in_json: bool = False) -> Any:
+    """Return a value as its type has it, out of what a driver returns; by the table of docs/jdbc-sink.md."""
+    if value is None:
+        return None
+    match kind:
+        case T.ArrayType() | T.MapType() | T.StructType():
+            return _back_nested(json.loads(value) if isinstance(value, str) and not in_json else value, kind)
+        case T.BooleanType():
+            return bool(value)
+        case T.FloatType() | T.DoubleType() if isinstance(value, str):
+            return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
+        case T.FloatType() | T.DoubleType():
+            return float(value)
+        case T.DecimalType():
+            return Decimal(value)
+        case T.BinaryType():
+            return base64.b64decode(value) if in_json else bytes(value)
+        case T.DateType() if isinstance(value, str):
+            return dt.date.fromisoformat(value)
+        case T.TimestampType() | T.TimestampNTZType() if isinstance(value, str):
+            return dt.datetime.fromisoformat(value)
+    return value
+
+
+def _back_nested(value: Any, kind: T.DataType) -> Any:
+    match kind:
+        case T.ArrayType():
+            return [back(one, kind.elementType, in_json=True) for one in value]
+        case T.MapType():
+            pairs = value.items() if isinstance(value, dict) else value
+            return {
+                back(k, kind.keyType, in_json=True): back(v, kind.valueType, in_json=True) for k, v in pairs
+            }
+        case T.StructType():
+            return {field.name: back(value[field.name], field.dataType, in_json=True) for field in kind}
