@@ -14,6 +14,8 @@ from flinkish_spark.errors import EnvironmentFault
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
 #: Parses JSON as from_json does; see its Javadoc.
 JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
+#: Of one failure; a chain that is longer says nothing new.
+_MOST_CAUSES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +87,34 @@ def _says_nobody_answered(text: str) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception with everything the JVM says caused it."""
-    # Behind this line Spark prints the whole plan, with every literal of ours in it.
-    plan = "=== Streaming Query ==="
-    parts = [str(error).split(plan, 1)[0]]
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while java is not None and len(parts) < 12:
+    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
+    parts = [_without_plan(str(error))]
+    seen: Any = error
+    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
+    while seen is not None and len(parts) < _MOST_CAUSES:
+        java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
+        if java is not None:
+            return "\n".join(parts + _java_causes(java))
+        seen = getattr(seen, "_cause", None)
+        if seen is not None:
+            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
+    return "\n".join(parts)
+
+
+def _java_causes(java: Any) -> list[str]:
+    found: list[str] = []
+    while java is not None and len(found) < _MOST_CAUSES:
         try:
-            parts.append(str(java.toString()).split(plan, 1)[0])
+            found.append(_without_plan(str(java.toString())))
             java = java.getCause()
         except Exception:  # the JVM may be gone; what was read so far is still useful
             break
-    return "\n".join(parts)
+    return found
+
+
+def _without_plan(text: str) -> str:
+    # Behind this line Spark prints the whole plan, with every literal of ours in it.
+    return text.split("=== Streaming Query ===", 1)[0]
 
 
 def _nodes(plan: Any) -> list[Any]:

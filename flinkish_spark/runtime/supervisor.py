@@ -12,7 +12,7 @@ import logging
 from functools import partial
 
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.errors import FencedError, FlinkishError, InputLostError
+from flinkish_spark.errors import FencedError, FlinkishError, InputLostError, NoProgressError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import FailureManager
@@ -78,7 +78,9 @@ class Supervisor:
         self._tracker: CheckpointTracker | None = None
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
-        self._restarts = RestartPolicy(settings.restart, settings.random)
+        self._restarts = RestartPolicy(settings.restart, settings.random, settings.tries_without_progress)
+        #: Of the query that runs, or has ended last.
+        self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
@@ -157,7 +159,7 @@ class Supervisor:
                     # version that it saw: the rewound one gets a folder that Spark does not know.
                     return _Turn.TAKE_OVER_AGAIN
                 except Exception as error:
-                    if not self._survives(classify(error), inputs):
+                    if not self._survives(classify(error, self._place()), inputs):
                         break
                 # A zombie must not seal the id that the newer owner is about to decide.
                 ownership.check()
@@ -192,13 +194,18 @@ class Supervisor:
         if isinstance(error, FencedError):
             raise error
         self.states.failed(error)
+        self._log_trace(error)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             inputs.check()
         if self._restarts.gives_up(error, control):
             return False
         try:
-            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms())
+            batch = None if self._writer is None else self._writer.expected
+            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms(), batch)
+        except NoProgressError as stuck:
+            self.progress.last_error = str(stuck)
+            raise
         except FlinkishError:
             raise self._engine.place_of(error, inputs) from None
         self.progress.restarts += 1
@@ -206,6 +213,15 @@ class Supervisor:
         self.states.on(JobEvent.RESTART, str(error))
         clock.wait(control.cancel_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
+
+    def _place(self) -> str:
+        """Return at which micro-batch the query has ended; empty if it did not come so far."""
+        return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
+
+    def _log_trace(self, error: FlinkishError) -> None:
+        trace = error.facts.get("trace")
+        if trace:
+            LOG.info("from the inside out:\n%s", trace)
 
     # -- one start of the query -----------------------------------------------------------------
     def _run_query(self, owned: OwnedJob) -> QueryEnd:
@@ -225,6 +241,7 @@ class Supervisor:
         start, kept, stored = self._recover(owned, confirmation)
         if not until_answered(inputs.check, self.control.must_give_up):
             raise Interrupted("waiting for the input")
+        log.check()
         control = self._control_file(owned)
         plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
@@ -266,7 +283,7 @@ class Supervisor:
         )
         context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
         self._last = last = LastCheckpoint(self.control, time, coordinator)
-        writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
+        self._writer = writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
         self.control.is_starting = False
         query = plan.start(log, writer)
         coordinator.start()
@@ -343,8 +360,8 @@ class Supervisor:
                 return
             self._last.look()
             if not query.is_active:
-                failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
-                raise failure or query.exception() or QueryFailed("the query ended by itself")
+                # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+                raise writer.failure or query.exception() or QueryFailed("the query ended by itself")
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
