@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.protocol.causes import Chain
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
@@ -99,6 +100,24 @@ def describe_failure(error: BaseException) -> str:
         if seen is not None:
             parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
     return "\n".join(parts)
+
+
+def said(error: BaseException) -> str:
+    """Return class and message of an exception for people; of one out of the JVM, of its innermost cause.
+
+    Examples
+    --------
+    >>> said(KeyError("user"))
+    "KeyError: 'user'"
+    """
+    if not is_of_the_jvm(error):
+        return f"{type(error).__name__}: {error}"
+    return Chain.of(describe_failure(error)).headline
+
+
+def is_of_the_jvm(error: BaseException) -> bool:
+    """Whether Py4J or PySpark has made an exception of one of Java's."""
+    return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
 def _java_causes(java: Any) -> list[str]:

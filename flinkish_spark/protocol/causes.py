@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 #: Longest message of one cause that is kept; Spark prints whole rows and plans into some.
 MOST_MESSAGE = 700
+#: Longest part of a headline by which a failure is known again.
+MOST_IDENTITY = 300
 #: Frames of a user's program that are kept of a traceback, the innermost.
 MOST_FRAMES = 4
 #: Behind such a line Spark prints the query, with every literal of ours in it.
@@ -36,14 +38,19 @@ _JVM_STACK = "JVM stacktrace:"
 _ENDS = re.compile(
     r"^\s+at \S|^\s*\.\.\. \d+ (?:more|common frames omitted)|^\s*Driver stacktrace:|^\s*Suppressed: "
 )
-#: Where frames are of no use to a user: this package, and what calls it.
-_FOREIGN_FRAMES = re.compile(r"(?:^|[/\\])(?:flinkish_spark|py4j|pyspark)[/\\.]|^<frozen |pyspark\.zip|py4j-.*\.zip")
-_PROXY = re.compile(r"An exception was raised by the Python Proxy\.(?: Return Message:)?\s*")
+#: Where frames are of no use to a user: this package, what calls it, and libraries.
+_FOREIGN_FRAMES = re.compile(
+    r"(?:^|[/\\])(?:flinkish_spark|py4j|pyspark|site-packages|dist-packages)[/\\]|^<frozen "
+    r"|pyspark\.zip|py4j-.*\.zip|\.p[xy][xi]$|[/\\]lib[/\\]python3"
+)
+_PROXY = re.compile(r"An exception was raised by the Python Proxy\.(?: Return Message:?)?\s*")
 _CALLING = re.compile(r"An error occurred while calling \S+\s*")
 #: Numbers, addresses, UUIDs and the like.
 _NUMBERS = re.compile(r"\b(?=[0-9a-f-]*\d)(?:0x)?[0-9a-f]+(?:-[0-9a-f]+)*\b|\d+", re.IGNORECASE)
 #: What wraps another error and says nothing about it.
-_WRAPPERS = frozenset({"Py4JJavaError", "Py4JException", "StreamingQueryException", "UndeclaredThrowableException"})
+_WRAPPERS = frozenset(
+    {"Py4JJavaError", "Py4JException", "StreamingQueryException", "UndeclaredThrowableException"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +99,6 @@ class Cause:
         return self.kind.rsplit(".", 1)[-1].rsplit("$", 1)[-1]
 
     @property
-    def identity(self) -> str:
-        """What is the same when it comes back: numbers, and names made of them, differ each time."""
-        return f"{self.name}|{self.condition}|{_NUMBERS.sub('#', self.message)[:200]}"
-
-    @property
     def is_wrapper(self) -> bool:
         """Whether it only says that something else failed."""
         return self.name in _WRAPPERS and not self.condition
@@ -115,12 +117,12 @@ class Chain:
 
     @classmethod
     def of(cls, text: str) -> Chain:
-        """Take a text apart.
+        r"""Take a text apart.
 
         Examples
         --------
-        >>> print(Chain.of("a.B: job failed\\n\\tat a.b.c(D.java:1)\\nCaused by: java.io.IOException: no room").root)
-        IOException: no room
+        >>> str(Chain.of("a.B: failed\n\tat a.b.c(D.java:1)\nCaused by: java.io.IOException: full").root)
+        'IOException: full'
         """
         found = list(_causes(text))
         if not found:
@@ -129,12 +131,21 @@ class Chain:
 
     @property
     def root(self) -> Cause:
-        """The innermost cause that says something."""
-        told = [one for one in self.causes if not one.is_wrapper]
-        with_words = [one for one in told if one.message or one.condition]
-        # A NullPointerException says nothing but is what happened; an empty wrapper is not.
-        last = (told or list(self.causes))[-1]
-        return last if last.message or last.condition or not with_words or last.kind else with_words[-1]
+        """The innermost cause."""
+        return next((one for one in self.from_inside if not one.is_wrapper), self.causes[-1])
+
+    @property
+    def headline(self) -> str:
+        """The innermost cause, and where it says nothing but its name, the one around it as well."""
+        root = self.root
+        around = (one for one in self.from_inside if not one.is_wrapper and (one.message or one.condition))
+        told = next(around, root)
+        return str(root) if told is root else f"{told} ({root.name})"
+
+    @property
+    def identity(self) -> str:
+        """What is the same when it comes back: numbers, and names made of them, differ each time."""
+        return _NUMBERS.sub("#", self.headline)[:MOST_IDENTITY]
 
     @property
     def from_inside(self) -> Iterator[Cause]:
@@ -182,7 +193,7 @@ class _Reader:
         if self._frames is not None:
             self._in_traceback(line)
         elif _TRACEBACK in line:
-            self._say(line.split(_TRACEBACK, 1)[0])
+            self._head_or_words(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
             self._begin_traceback()
         elif line.strip() in (_FROM, _DURING):
             self._between(line.strip())
@@ -237,13 +248,10 @@ class _Reader:
             # Behind "JVM stacktrace:" stands the same exception as before.
             self._is_copy = False
             self._open = None
-            if not words or self.found and self.found[-1].message[:40] in " ".join(words.split()):
+            if not words or (self.found and self.found[-1].message[:40] in " ".join(words.split())):
                 return
         self._open = _Open(kind)
         self._say(words or "")
-        if words and _TRACEBACK in words:
-            self._open.words = [words.split(_TRACEBACK, 1)[0]]
-            self._begin_traceback()
 
     def _words(self, line: str) -> None:
         is_of_python = self._open is not None and self._open.kind and "." not in self._open.kind

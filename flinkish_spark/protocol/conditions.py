@@ -83,13 +83,18 @@ RULES = (
     # -- input -----------------------------------------------------------------------------------
     Rule(
         Sort.INPUT_LOST,
-        "the table at this path is not the one that the job has read so far: it was dropped and created again",
+        "the table at this path is not the one that the job has read so far: it was dropped and created "
+        "again",
         f"put the old table back, {_NEW_JOB}, which reads the new table from its beginning",
-        ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE", "DELTA_STREAMING_SCHEMA_LOG_INCOMPATIBLE_DELTA_TABLE_ID"),
+        (
+            "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",
+            "DELTA_STREAMING_SCHEMA_LOG_INCOMPATIBLE_DELTA_TABLE_ID",
+        ),
     ),
     Rule(
         Sort.INPUT_LOST,
-        "files or log entries of the table that the job has not read yet are gone; VACUUM and Delta's own cleaning "
+        "files or log entries of the table that the job has not read yet are gone; VACUUM and Delta's "
+        "own cleaning "
         "delete them when their retention is over",
         "keep them for longer than a job may stand still (delta.deletedFileRetentionDuration, "
         f"delta.logRetentionDuration), and put them back, {_NEW_JOB}",
@@ -150,7 +155,8 @@ RULES = (
     ),
     Rule(
         Sort.INPUT_LOST,
-        "records of the topic that the job has not read yet are gone: their retention is over, or the topic was "
+        "records of the topic that the job has not read yet are gone: their retention is over, or the "
+        "topic was "
         "deleted and created again",
         f"raise the topic's retention; {_NEW_JOB}, which begins with what is there",
         (
@@ -171,9 +177,11 @@ RULES = (
     # -- the job as it is written ----------------------------------------------------------------
     Rule(
         Sort.SETTING,
-        "rows of the source table were updated, deleted or overwritten, and a source of rows that are added cannot "
+        "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
+        "added cannot "
         "say that others are gone",
-        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a new job_dir",
+        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
+        "new job_dir",
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
     ),
     Rule(
@@ -188,7 +196,11 @@ RULES = (
             "DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART",
             "DELTA_UNSUPPORTED_SCHEMA_DURING_READ",
         ),
-        ("DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE", "DELTA_STREAMING_SCHEMA_"),
+        (
+            "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
+            "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
+            "DELTA_STREAMING_SCHEMA_",
+        ),
     ),
     Rule(
         Sort.SETTING,
@@ -250,14 +262,23 @@ RULES = (
         Sort.RECORD,
         "a value cannot be converted to the type that is declared",
         "correct the record or the declared type, or use try_cast; the job goes on from the last checkpoint",
-        ("CAST_INVALID_INPUT", "CONVERSION_INVALID_INPUT", "INVALID_EXTERNAL_TYPE", "UNEXPECTED_SERIALIZER_FOR_CLASS"),
+        (
+            "CAST_INVALID_INPUT",
+            "CONVERSION_INVALID_INPUT",
+            "INVALID_EXTERNAL_TYPE",
+            "UNEXPECTED_SERIALIZER_FOR_CLASS",
+        ),
         ("CANNOT_PARSE_", "EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED"),
     ),
     Rule(
         Sort.RECORD,
         "a record of a file cannot be read with the declared schema",
         "correct the file, or read it with another schema or mode; the job goes on from the last checkpoint",
-        ("FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH", "MALFORMED_CSV_RECORD", "MALFORMED_RECORD_IN_PARSING"),
+        (
+            "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
+            "MALFORMED_CSV_RECORD",
+            "MALFORMED_RECORD_IN_PARSING",
+        ),
     ),
     Rule(
         Sort.RECORD,
@@ -275,7 +296,8 @@ RULES = (
     ),
     Rule(
         Sort.VALUE,
-        "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on most disks",
+        "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on "
+        "most disks",
         "partition by another column, or shorten it (substring, a hash) in front of the sink",
         words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
     ),
@@ -300,7 +322,8 @@ RULES = (
     ),
     Rule(
         Sort.DAMAGED,
-        "Spark's state in the job directory is damaged, or was written by other operators than the job has now",
+        "Spark's state in the job directory is damaged, or was written by other operators than the job "
+        "has now",
         f"declare operators and states as they were; {_RESTORE}",
         ("STREAM_STREAM_JOIN_INCONSISTENT_STATE",),
         (
@@ -340,14 +363,23 @@ RULES = (
             "KRYO_BUFFER_OVERFLOW",
         ),
         sqlstates=("56",),
-        classes=("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodError", "UnsatisfiedLinkError"),
+        classes=(
+            "ClassNotFoundException",
+            "NoClassDefFoundError",
+            "NoSuchMethodError",
+            "UnsatisfiedLinkError",
+        ),
     ),
     # -- what comes and goes ---------------------------------------------------------------------
     Rule(
         Sort.OUTAGE,
         "a system that the job needs does not answer, or is busy",
         "look whether it runs and can be reached from here; the job goes on by itself when it answers",
-        ("DATA_SOURCE_EXTERNAL_ERROR", "INTERNAL_ERROR_NETWORK", "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE"),
+        (
+            "DATA_SOURCE_EXTERNAL_ERROR",
+            "INTERNAL_ERROR_NETWORK",
+            "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
+        ),
         sqlstates=("08",),
         classes=(
             "BrokenPipeError",
@@ -385,9 +417,12 @@ RULES = (
             "UnknownHostException",
             "gaierror",
         ),
-        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe|No route to host"
-        r"|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked|could not connect to"
-        r"|server closed the connection|terminating connection|the database system is|too many (?:clients|connections)"
+        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe|No "
+        r"route to host"
+        r"|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked|could not "
+        r"connect to"
+        r"|server closed the connection|terminating connection|the database system is|too many "
+        r"(?:clients|connections)"
         r"|Name or service not known|Temporary failure in name resolution|Network is unreachable",
     ),
     Rule(
@@ -498,6 +533,9 @@ WRAPPERS = frozenset(
     }
 )
 
+#: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
+_CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
+_NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
 _BY_CONDITION = {name: rule for rule in RULES for name in rule.conditions}
 _BY_BEGINNING = {start: rule for rule in RULES for start in rule.beginnings}
 _BY_SQLSTATE = {state: rule for rule in RULES for state in rule.sqlstates}
@@ -551,7 +589,13 @@ def _rule_of_cause(cause: Cause) -> Rule | None:
             return found
     if cause.name in _BY_CLASS:
         return _BY_CLASS[cause.name]
+    if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
+        return _NAME_TOO_LONG
     return next((rule for words, rule in _BY_WORDS if words.search(cause.message)), None)
+
+
+def _has_long_name(message: str) -> bool:
+    return any(len(name.encode("utf-8")) > _MOST_BYTES for name in message.split("/"))
 
 
 def _longest(rules: dict[str, Rule], text: str) -> Rule | None:

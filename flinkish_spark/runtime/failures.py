@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from flinkish_spark import errors
-from flinkish_spark.bridge import describe_failure, is_gateway_gone
+from flinkish_spark.bridge import describe_failure, is_gateway_gone, is_of_the_jvm
 from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
@@ -124,8 +124,10 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
     marked = _marked(text)
     if marked is not None:
         return marked
-    is_of_the_jvm = type(error).__module__.startswith(("py4j.", "pyspark."))
-    chain = Chain.of(text if is_of_the_jvm else "".join(traceback.format_exception(error)))
+    if not is_of_the_jvm(error):
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(line for line in lines if not line.startswith(_NOTE))
+    chain = Chain.of(text)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
 
@@ -174,8 +176,8 @@ _KINDS: dict[Sort, type[FlinkishError]] = {
 def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
     """Return the error of a failure: the innermost cause, then where, why and what to do."""
     root = chain.root
-    what = f"{root}, {place}" if place else str(root)
-    facts = {"condition": root.condition, "cause": root.identity, "trace": chain.trace}
+    what = f"{chain.headline}, {place}" if place else chain.headline
+    facts = {"condition": root.condition, "cause": chain.identity, "trace": chain.trace}
     if rule is None:
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)

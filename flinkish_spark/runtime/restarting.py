@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from flinkish_spark.errors import FlinkishError, NoProgressError, SparkGoneError
-from flinkish_spark.protocol.causes import Cause
+from flinkish_spark.protocol.causes import Chain
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.restart import (
@@ -118,7 +118,9 @@ class RestartPolicy:
         first, tries = self._first[cause], self._repeated.times(cause)
         LOG.error("not restarting: it failed %s times without progress", tries)
         where = "before its first micro-batch" if batch is None else f"at micro-batch {batch}"
-        reason = f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
+        reason = (
+            f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
+        )
         mend = first.what_to_do or "correct what it names; the job goes on from its last checkpoint then"
         raise NoProgressError(
             first.what,
@@ -130,4 +132,4 @@ class RestartPolicy:
 
 def identity_of(error: FlinkishError) -> str:
     """Return what is the same when a failure comes back."""
-    return str(error.facts.get("cause") or Cause.of(type(error).__name__, error.what).identity)
+    return str(error.facts.get("cause") or Chain.of(f"{type(error).__name__}: {error.what}").identity)

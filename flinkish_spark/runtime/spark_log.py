@@ -112,7 +112,8 @@ class SparkLog:
                 raise CorruptObjectError(
                     f"the file {self.root / key} of Spark's own log is cut off or was changed",
                     why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
-                    what_to_do="restore the file from a backup, or go back to an older checkpoint (flinkish rewind)",
+                    what_to_do="restore the file from a backup, or go back to an older checkpoint "
+                    "(flinkish rewind)",
                     file=str(self.root / key),
                 )
 
@@ -302,7 +303,8 @@ class LoggedOffsets:
             raise CorruptObjectError(
                 "an entry of Spark's offset log is cut off or was changed",
                 why=str(error),
-                what_to_do="restore the file from a backup, or go back to an older checkpoint (flinkish rewind)",
+                what_to_do="restore the file from a backup, or go back to an older checkpoint (flinkish "
+                "rewind)",
             ) from error
         planned_ms = facts.get("batchTimestampMs") if isinstance(facts, dict) else None
         return cls(sources, planned_ms)
