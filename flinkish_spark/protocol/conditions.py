@@ -471,6 +471,12 @@ RULES = (
     ),
     Rule(
         Sort.TRANSIENT,
+        "a Python worker of Spark's did not start, or the machine is far too busy to start one",
+        "look whether PYSPARK_PYTHON is the interpreter that has pyspark and pyarrow, on each machine",
+        words=r"Python worker (?:to|failed to) connect back|Accept timed out",
+    ),
+    Rule(
+        Sort.TRANSIENT,
         "memory ran out",
         "give executors more memory, or let a micro-batch take fewer records",
         sqlstates=("53", "82"),
@@ -587,11 +593,11 @@ def _rule_of_cause(cause: Cause) -> Rule | None:
         found = rule_of_condition(cause.condition, cause.sqlstate)
         if found is not None:
             return found
-    if cause.name in _BY_CLASS:
-        return _BY_CLASS[cause.name]
     if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
         return _NAME_TOO_LONG
-    return next((rule for words, rule in _BY_WORDS if words.search(cause.message)), None)
+    by_words = (rule for words, rule in _BY_WORDS if words.search(cause.message))
+    # Words first: they say more than the class, which may be any SocketTimeoutException.
+    return next(by_words, None) or _BY_CLASS.get(cause.name)
 
 
 def _has_long_name(message: str) -> bool:

@@ -120,6 +120,16 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
             why="it was killed or ran out of memory",
             what_to_do="start the job again; a new process takes it over from the last checkpoint",
         )
+    return classify_alive(error, place)
+
+
+def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
+    """Return the typed error of what failed in a JVM that answers.
+
+    A connection that was refused is another system's then.
+    """
+    if isinstance(error, FlinkishError):
+        return error
     text = describe_failure(error)
     marked = _marked(text)
     if marked is not None:

@@ -10,6 +10,7 @@ import enum
 import itertools
 import logging
 from functools import partial
+from typing import NoReturn
 
 from flinkish_spark.coordinator import CheckpointCoordinator
 from flinkish_spark.errors import FencedError, FlinkishError, InputLostError, NoProgressError
@@ -28,7 +29,7 @@ from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.coordinator_parts import CoordinatorParts
 from flinkish_spark.runtime.engine import OwnerLock, QueryEngine, QueryPlan, RunningQuery, StagingContext
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
-from flinkish_spark.runtime.failures import QueryFailed, classify
+from flinkish_spark.runtime.failures import QueryFailed, classify, classify_alive
 from flinkish_spark.runtime.inputs import Inputs, until_answered
 from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.last_checkpoint import LastCheckpoint, QueryEnd
@@ -360,10 +361,20 @@ class Supervisor:
                 return
             self._last.look()
             if not query.is_active:
-                # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
-                raise writer.failure or query.exception() or QueryFailed("the query ended by itself")
+                self._raise_failure(query, writer)
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
+
+    def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
+        """Raise what ended the query."""
+        if isinstance(writer.failure, FlinkishError):
+            raise writer.failure
+        # Raises if the JVM is gone.
+        told = query.exception()
+        if writer.failure is not None:
+            # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+            raise classify_alive(writer.failure, self._place()) from writer.failure
+        raise told or QueryFailed("the query ended by itself")
 
     def _tear_down(
         self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator

@@ -16,7 +16,14 @@ from flinkish_spark.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.runtime.failures import Outage, QueryFailed, UnreadableRecordError, classify, with_place
+from flinkish_spark.runtime.failures import (
+    Outage,
+    QueryFailed,
+    UnreadableRecordError,
+    classify,
+    classify_alive,
+    with_place,
+)
 from flinkish_spark.runtime.inputs import DroppedRecords
 
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
@@ -165,3 +172,11 @@ def test_dropped_records_of_a_long_run_are_kept() -> None:
     for batch in range(1_000):
         counted.read(SimpleNamespace(lastProgress=progress(batch, 1), recentProgress=[progress(batch, 1)]))
     assert counted.total == 1_000 and len(counted._open) <= 200
+
+
+def test_a_connection_that_another_system_refuses_is_no_jvm_that_is_gone() -> None:
+    """What a sink raised in foreachBatch, while Spark's query answers."""
+    error = classify_alive(ConnectionRefusedError(111, "Connection refused"), "at micro-batch 7")
+    assert type(error) is Outage and not error.ends_when_repeated
+    typed = InputLostError("gone")
+    assert classify_alive(typed) is typed

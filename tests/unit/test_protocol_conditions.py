@@ -153,6 +153,11 @@ JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
         ("psycopg.OperationalError: connection failed: Connection refused", Sort.OUTAGE),
         ("java.lang.ClassNotFoundException: a.b.C", Sort.ENVIRONMENT),
         ("java.lang.OutOfMemoryError: Java heap space", Sort.TRANSIENT),
+        # The wrong PYSPARK_PYTHON does not go away by waiting, although it looks like a network.
+        (
+            "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
+            Sort.TRANSIENT,
+        ),
         (
             "ExecutorLostFailure (executor 3 exited unrelated to the running tasks) Reason: decommission",
             Sort.OUTAGE,
