@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 from flinkish_spark import errors
 from flinkish_spark.bridge import describe_failure, is_gateway_gone, is_of_the_jvm
@@ -36,8 +37,8 @@ NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
 _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
 _OF_A_FILE = "FAILED_READ_FILE"
-#: An error of ours that was raised in a Python process of Spark's: its class and its message.
-_OURS = re.compile(r"^flinkish_spark(?:\.\w+)*\.(\w+): (.+)$", re.MULTILINE)
+#: An error of ours that was raised in a Python process of Spark's: its module, class and message.
+_OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 #: Longest part of a message of ours out of a task that is repeated.
 _MOST_TEXT = 1_500
 #: Begins a note on an exception that says where in the job it came up.
@@ -195,15 +196,26 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
-def _raised_in_a_task(name: str, message: str) -> FlinkishError:
+#: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
+_FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
+
+
+def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
     """Return what an error of ours means that came out of a Python reader or writer as text."""
-    known = getattr(errors, name, None)
+    try:
+        kind: Any = getattr(import_module(module), name, None)
+    except ImportError:
+        kind = None
     said = message[:_MOST_TEXT].rstrip(".")
-    # What the user has to correct comes again after every restart: a state in `open()`, for example.
-    if isinstance(known, type) and issubclass(known, UserError | InputLostError | AuthorizationError):
-        return known(said)
+    is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
+    if is_ours and issubclass(kind, _FINAL):
+        # Classes with arguments of their own are known by the one of the tree that they are of.
+        known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
+        return cast(type[FlinkishError], known)(said)
     # A broker or another system that does not answer: not the fault of the user's code.
-    return Outage(f"{name}: {said}", why="a task that reads or writes failed")
+    passes = is_ours and kind.restartable and not kind.ends_when_repeated
+    why = "a task that reads or writes failed"
+    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
 
 
 def _user_error(text: str) -> FlinkishError:

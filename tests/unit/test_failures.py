@@ -54,6 +54,10 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", Outage, True),
         (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", Outage, True),
+        (f"{TASK}\nflinkish_spark.errors.InternalError: a rule was broken.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.errors.CorruptObjectError: no value.", CorruptObjectError, False),
+        (f"{TASK}\nflinkish_spark.sources.splits.SourceUnavailable: asleep.", Outage, True),
+        (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
         (f"{TASK}\nflinkish_spark.errors.ConfigError: ttl is 3.", ConfigError, False),
@@ -63,6 +67,8 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
 def test_a_text_and_its_error(text, kind, restartable) -> None:
     error = classify(RuntimeError(f"Job aborted.\n{text}\n\tat somewhere"))
     assert isinstance(error, kind) and error.restartable is restartable, repr(error)
+    if kind in (QueryFailed, Outage):
+        assert type(error) is kind and error.ends_when_repeated is (kind is QueryFailed)
 
 
 def test_the_innermost_message_comes_first_and_then_the_place() -> None:
