@@ -27,8 +27,8 @@ from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.manifests.base import Manifest
 from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
-from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
+from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.restart_strategies import ExponentialDelay
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
@@ -69,6 +69,10 @@ class StreamExecutionEnvironment:
     restart_strategy
         What happens after a failure that a restart may mend: ExponentialDelay, FixedDelay,
         FailureRate or NoRestart, or an object of yours with their `decide`.
+    tries_without_progress
+        How often a micro-batch may fail from the same cause, with no checkpoint in between, before the
+        job ends with that cause, whatever the strategy says; at least 1, UNLIMITED for no end. A system
+        that does not answer, or a full disk, does not count.
     max_parallelism
         Number of key groups of operators that name none.
     trigger_interval_ms
@@ -104,6 +108,7 @@ class StreamExecutionEnvironment:
         *,
         checkpoint: CheckpointConfig | None = None,
         restart_strategy: RestartStrategy | None = None,
+        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
         trigger_interval_ms: int = 0,
         restore: RestoreSettings | None = None,
@@ -119,6 +124,8 @@ class StreamExecutionEnvironment:
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
             checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
+        with refused_as_config_errors("leave it out for 3 tries, or give UNLIMITED"):
+            checked_limit("tries_without_progress", tries_without_progress, least=1)
         if latency_tracking_interval_ms is not None:
             with refused_as_config_errors("leave it out to measure no latency"):
                 name = "latency_tracking_interval_ms"
@@ -131,6 +138,7 @@ class StreamExecutionEnvironment:
         self.job_dir = _local_path(job_dir)
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
+        self.tries_without_progress = tries_without_progress
         self.max_parallelism = max_parallelism
         self.trigger_interval_ms = trigger_interval_ms
         self.latency_tracking_interval_ms = latency_tracking_interval_ms
@@ -305,6 +313,7 @@ class StreamExecutionEnvironment:
             root=self.job_dir,
             checkpoint=self.checkpoint,
             restart=self.restart_strategy,
+            tries_without_progress=self.tries_without_progress,
             trigger_ms=self.trigger_interval_ms,
             shuffle_partitions=partitions,
             clock=SystemClock(),

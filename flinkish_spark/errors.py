@@ -29,6 +29,8 @@ class FlinkishError(Exception):
 
     #: Whether the supervisor may restart the query after this error.
     restartable = False
+    #: Whether it is nothing that a restart mends if it comes back at the same micro-batch.
+    ends_when_repeated = False
 
     def __init__(self, what: str, *, why: str = "", what_to_do: str = "", **facts: object) -> None:
         self.what, self.why, self.what_to_do = what, why, what_to_do
@@ -113,6 +115,10 @@ class NotReplayableError(CommittableLostError):
     """What is lost cannot be staged again either. The job stops; nothing later is decided."""
 
     restartable = False
+
+
+class NoProgressError(EnvironmentFault):
+    """A failure came back at the same micro-batch, as often as it may, and no checkpoint between."""
 
 
 class SparkGoneError(EnvironmentFault):

@@ -7,7 +7,9 @@ from flinkish_spark.bridge.session import (
     SparkProbe,
     describe_failure,
     is_gateway_gone,
+    is_of_the_jvm,
     probe,
+    said,
     stateful_parts,
     streaming_sources,
 )
@@ -16,7 +18,9 @@ __all__ = [
     "SparkProbe",
     "describe_failure",
     "is_gateway_gone",
+    "is_of_the_jvm",
     "probe",
+    "said",
     "stateful_parts",
     "streaming_sources",
 ]

@@ -9,11 +9,14 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.errors import EnvironmentFault, causes_of
+from flinkish_spark.protocol.causes import Chain
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
 #: Parses JSON as from_json does; see its Javadoc.
 JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
+#: Of one failure; a chain that is longer says nothing new.
+_MOST_CAUSES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,52 @@ def _says_nobody_answered(text: str) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception with everything the JVM says caused it."""
-    # Behind this line Spark prints the whole plan, with every literal of ours in it.
-    plan = "=== Streaming Query ==="
-    parts = [str(error).split(plan, 1)[0]]
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while java is not None and len(parts) < 12:
+    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
+    parts = [_without_plan(str(error))]
+    seen: Any = error
+    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
+    while seen is not None and len(parts) < _MOST_CAUSES:
+        java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
+        if java is not None:
+            return "\n".join(parts + _java_causes(java))
+        seen = getattr(seen, "_cause", None)
+        if seen is not None:
+            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
+    return "\n".join(parts)
+
+
+def said(error: BaseException) -> str:
+    """Return class and message of an exception for people; of one out of the JVM, of its innermost cause.
+
+    Examples
+    --------
+    >>> said(KeyError("user"))
+    "KeyError: 'user'"
+    """
+    if not is_of_the_jvm(error):
+        return f"{type(error).__name__}: {error}"
+    return Chain.of(describe_failure(error)).headline
+
+
+def is_of_the_jvm(error: BaseException) -> bool:
+    """Whether Py4J or PySpark has made an exception of one of Java's."""
+    return type(error).__module__.startswith(("py4j.", "pyspark."))
+
+
+def _java_causes(java: Any) -> list[str]:
+    found: list[str] = []
+    while java is not None and len(found) < _MOST_CAUSES:
         try:
-            parts.append(str(java.toString()).split(plan, 1)[0])
+            found.append(_without_plan(str(java.toString())))
             java = java.getCause()
         except Exception:  # the JVM may be gone; what was read so far is still useful
             break
-    return "\n".join(parts)
+    return found
+
+
+def _without_plan(text: str) -> str:
+    # Behind this line Spark prints the whole plan, with every literal of ours in it.
+    return text.split("=== Streaming Query ===", 1)[0]
 
 
 def _nodes(plan: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import FlinkishError, GraphError, UserFunctionError
 from flinkish_spark.runtime.columns import PREFIX
 
@@ -36,7 +37,7 @@ def transformed(records: DataFrame, function: Transform) -> DataFrame:
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{named(function)} of transform() failed: {type(error).__name__}: {error}",
+            f"{named(function)} of transform() failed: {said(error)}",
             what_to_do="it gets the records' DataFrame, and returns another; correct it",
         ) from error
     if not isinstance(found, DataFrame):

@@ -9,6 +9,9 @@ tests own the history. Names and rules are Flink's. Two of them count by time an
 - :class:`FixedDelay` counts failures since the last checkpoint. (Flink counts them over the life
   of the job, so that a job of some months ends for three unrelated failures.)
 
+Beside them stands :class:`RepeatedFailures`: whatever the strategy, what fails again and again at the
+same micro-batch is nothing that a restart mends.
+
 All strategies check their values when they are made and raise ValueError; what a user makes are
 their subclasses in `flinkish_spark.restart_strategies`, which raise ConfigError.
 """
@@ -34,6 +37,10 @@ from flinkish_spark.protocol.limits import (
 REMEMBERED_FAILURES = 1_000
 #: The random number that stands for no jitter at all.
 NO_JITTER = 0.5
+#: How often a micro-batch may fail from the same cause before the job ends, if nobody says otherwise.
+TRIES_WITHOUT_PROGRESS = 3
+#: Causes that are counted side by side; with each more the oldest is forgotten.
+REMEMBERED_CAUSES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +253,74 @@ def _refuse_uncountable(name: str, limit: Limit) -> None:
     """Raise UnusableValueError for a limit that the history is too short to ever exceed."""
     if isinstance(limit, int) and limit >= REMEMBERED_FAILURES:
         raise UnusableValueError(name, limit, f"below {REMEMBERED_FAILURES}")
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedFailures:
+    """Failures that came back without progress, counted by cause.
+
+    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. Micro-batches
+    that run again after a restart are none: they were through already. A failure at an earlier one
+    counts on, since a restart may cut the same records into other micro-batches.
+
+    Given only causes that may be the job's or its data's: a broker that does not answer is none of them,
+    and a job waits for it as long as its strategy says.
+
+    Parameters
+    ----------
+    tries
+        How often a cause may come before the job ends; UNLIMITED for no end.
+    batch
+        The latest micro-batch that failed; None before the first failure.
+    counted
+        Causes and how often each came, the oldest first.
+
+    Raises
+    ------
+    ValueError
+        `tries` is neither UNLIMITED nor a whole number of at least 1.
+
+    Examples
+    --------
+    >>> repeated = RepeatedFailures(tries=2).failed(7, "IOException")
+    >>> repeated.is_stuck("IOException"), repeated.failed(7, "IOException").is_stuck("IOException")
+    (False, True)
+    >>> repeated.failed(8, "IOException").is_stuck("IOException")
+    False
+    """
+
+    tries: Limit = TRIES_WITHOUT_PROGRESS
+    batch: int | None = None
+    counted: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        checked_limit("tries_without_progress", self.tries, least=1)
+
+    def failed(self, batch: int | None, cause: str) -> RepeatedFailures:
+        """Return the count with one more failure.
+
+        Parameters
+        ----------
+        batch
+            The first micro-batch that was not through; None if the query did not come so far.
+        cause
+            The innermost cause, the same text when it comes back.
+        """
+        before = self
+        if batch is not None and (self.batch is None or batch > self.batch):
+            before = replace(self, batch=batch, counted=() if self.batch is not None else self.counted)
+        others = tuple(one for one in before.counted if one[0] != cause)
+        times = before.times(cause) + 1
+        return replace(before, counted=(*others, (cause, times))[-REMEMBERED_CAUSES:])
+
+    def progressed(self) -> RepeatedFailures:
+        """Return the count after a checkpoint was confirmed: nothing is counted."""
+        return replace(self, batch=None, counted=())
+
+    def times(self, cause: str) -> int:
+        """Return how often a cause came without progress."""
+        return dict(self.counted).get(cause, 0)
+
+    def is_stuck(self, cause: str) -> bool:
+        """Whether it came as often as it may."""
+        return exceeds(self.times(cause) + 1, self.tries)

@@ -108,9 +108,10 @@ class EpochWriter:
     """The function given to foreachBatch; called by Spark in a thread of its own, one at a time."""
 
     def __init__(self, first_batch: BatchId, parts: EpochWriterParts) -> None:
-        self._expected = first_batch
+        #: The first micro-batch that is not staged.
+        self.expected = first_batch
         self._parts = parts
-        #: The typed error of a failed micro-batch; Spark passes on only its text.
+        #: What ended a micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
@@ -123,11 +124,11 @@ class EpochWriter:
 
     def _stage(self, frame: Any, batch: BatchId) -> None:
         parts = self._parts
-        if batch != self._expected:
+        if batch != self.expected:
             # A batch at or below the last decided one, or a gap: Spark's log is not what the
             # recovery saw. Staging it would commit rows twice or skip some.
             raise InternalError(
-                f"Spark runs micro-batch {batch}, expected is {self._expected}",
+                f"Spark runs micro-batch {batch}, expected is {self.expected}",
                 why="its checkpoint changed behind this owner's back",
                 what_to_do="make sure that only this job uses the job directory",
             )
@@ -140,7 +141,7 @@ class EpochWriter:
         parts.observer.before(Step.STAGED_FILE, str(batch))
         parts.job_dir.write_staged(staged)
         parts.observer.after(Step.STAGED_FILE, str(batch))
-        self._expected = batch.next()
+        self.expected = batch.next()
         # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
         parts.time.on_staged(staged)
         parts.gate.passed(staged)

@@ -1,20 +1,24 @@
 """From what Spark says went wrong to one typed error.
 
 Errors of user code and of executors reach the driver as text. Those of ours start with a marker;
-the rest are recognised by Spark's error conditions.
+the rest are taken apart into their causes and sorted by `protocol.conditions`. The message begins with
+the innermost cause, then says where it happened; what wraps it is in `trace`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+import traceback
+from importlib import import_module
+from typing import Any, cast
 
 from flinkish_spark import errors
-from flinkish_spark.bridge import describe_failure, is_gateway_gone
+from flinkish_spark.bridge import describe_failure, is_gateway_gone, is_of_the_jvm
 from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
+    ConfigError,
     CorruptObjectError,
     EnvironmentFault,
     FlinkishError,
@@ -24,28 +28,34 @@ from flinkish_spark.errors import (
     UserError,
     UserFunctionError,
 )
+from flinkish_spark.protocol.causes import MOST_MESSAGE, Chain
+from flinkish_spark.protocol.conditions import Rule, Sort, rule_of
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER, UNREADABLE_MARKER
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
+#: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
 _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
-_INPUT_LOST = re.compile(
-    r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
-    r"|UnknownTopicOrPartition",
-)
-#: Errors of the data (class 22) and of a user's Python code in a transform: unlike a lost worker they
-#: come again after every restart.
-_USER_CODE = re.compile(r"SQLSTATE: 22\w{3}|api\.python\.PythonException")
-#: An error of ours that was raised in a Python process of Spark's: its class and its message.
-_OURS = re.compile(r"^flinkish_spark(?:\.\w+)*\.(\w+): (.+)$", re.MULTILINE)
-#: Longest part of a foreign message that is repeated in ours.
+_OF_A_FILE = "FAILED_READ_FILE"
+#: An error of ours that was raised in a Python process of Spark's: its module, class and message.
+_OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
+#: Longest part of a message of ours out of a task that is repeated.
 _MOST_TEXT = 1_500
+#: Begins a note on an exception that says where in the job it came up.
+_NOTE = "flinkish_spark: "
 
 
 class QueryFailed(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
     restartable = True
+    ends_when_repeated = True
+
+
+class Outage(QueryFailed):
+    """What the query needs does not answer or is full: started again for as long as the strategy says."""
+
+    ends_when_repeated = False
 
 
 class UnreadableRecordError(BadRecordError):
@@ -90,8 +100,19 @@ class RepeatableUserError(UserFunctionError):
         )
 
 
-def classify(error: BaseException) -> FlinkishError:
-    """Return the typed error for whatever ended the query."""
+def with_place(error: BaseException, place: str) -> None:
+    """Note on an exception where in the job it came up, such as ``in sink 'out'``; :func:`classify` tells."""
+    error.add_note(_NOTE + place)
+
+
+def classify(error: BaseException, place: str = "") -> FlinkishError:
+    """Return the typed error for whatever ended the query.
+
+    Parameters
+    ----------
+    place
+        Where in the job it came up, as far as the caller knows; behind it stands what notes say.
+    """
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
@@ -100,7 +121,30 @@ def classify(error: BaseException) -> FlinkishError:
             why="it was killed or ran out of memory",
             what_to_do="start the job again; a new process takes it over from the last checkpoint",
         )
+    return classify_alive(error, place)
+
+
+def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
+    """Return the typed error of what failed in a JVM that answers.
+
+    A connection that was refused is another system's then.
+    """
+    if isinstance(error, FlinkishError):
+        return error
     text = describe_failure(error)
+    marked = _marked(text)
+    if marked is not None:
+        return marked
+    if not is_of_the_jvm(error):
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(line for line in lines if not line.startswith(_NOTE))
+    chain = Chain.of(text)
+    notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+    return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
+
+
+def _marked(text: str) -> FlinkishError | None:
+    """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
     if USER_FUNCTION_MARKER in text:
         return _user_error(text)
     if STATE_MARKER in text:
@@ -117,34 +161,61 @@ def classify(error: BaseException) -> FlinkishError:
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
-    if any(name in text for name in _MALFORMED):
+    if any(name in text for name in _MALFORMED) and _OF_A_FILE not in text:
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:
         return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
     ours = _OURS.findall(text)
-    if ours:
-        return _raised_in_a_task(*ours[-1])
-    if _INPUT_LOST.search(text):
-        return InputLostError("Spark found that input is missing", why=text[:_MOST_TEXT])
-    if _USER_CODE.search(text):
-        return RepeatableUserError(
-            "an expression or a function of a transform failed on a record",
-            why=text[:_MOST_TEXT],
-            what_to_do="correct the transform or the record; the job goes on from the last checkpoint",
-        )
-    if type(error).__name__ == "AnalysisException":
-        return SchemaError("Spark refuses the plan of this job", why=str(error)[:_MOST_TEXT])
-    return QueryFailed("the query failed", why=text[:_MOST_TEXT], text=text)
+    return _raised_in_a_task(*ours[-1]) if ours else None
 
 
-def _raised_in_a_task(name: str, message: str) -> FlinkishError:
+#: What each sort of failure becomes. One that a restart may mend is a QueryFailed or an Outage.
+_KINDS: dict[Sort, type[FlinkishError]] = {
+    Sort.INPUT_LOST: InputLostError,
+    Sort.SETTING: ConfigError,
+    Sort.PLAN: SchemaError,
+    Sort.RECORD: RepeatableUserError,
+    Sort.VALUE: BadRecordError,
+    Sort.DAMAGED: CorruptObjectError,
+    Sort.REFUSED: AuthorizationError,
+    Sort.ENVIRONMENT: EnvironmentFault,
+    Sort.OUTAGE: Outage,
+    Sort.TRANSIENT: QueryFailed,
+}
+
+
+def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
+    """Return the error of a failure: the innermost cause, then where, why and what to do."""
+    root = chain.root
+    what = f"{chain.headline}, {place}" if place else chain.headline
+    facts = {"condition": root.condition, "cause": chain.identity, "trace": chain.trace}
+    if rule is None:
+        if type(error).__name__ == "AnalysisException":
+            return SchemaError(what, why="Spark refuses the plan of this job", **facts)
+        return QueryFailed(what, **facts)
+    return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
+
+
+#: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
+_FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
+
+
+def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
     """Return what an error of ours means that came out of a Python reader or writer as text."""
-    known = getattr(errors, name, None)
-    # What the user has to correct comes again after every restart: a state in `open()`, for example.
-    if isinstance(known, type) and issubclass(known, UserError | InputLostError | AuthorizationError):
-        return known(message[:_MOST_TEXT].rstrip("."))
+    try:
+        kind: Any = getattr(import_module(module), name, None)
+    except ImportError:
+        kind = None
+    said = message[:_MOST_TEXT].rstrip(".")
+    is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
+    if is_ours and issubclass(kind, _FINAL):
+        # Classes with arguments of their own are known by the one of the tree that they are of.
+        known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
+        return cast(type[FlinkishError], known)(said)
     # A broker or another system that does not answer: not the fault of the user's code.
-    return QueryFailed("a task that reads or writes failed", why=message[:_MOST_TEXT].rstrip("."))
+    passes = is_ours and kind.restartable and not kind.ends_when_repeated
+    why = "a task that reads or writes failed"
+    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
 
 
 def _user_error(text: str) -> FlinkishError:
@@ -152,7 +223,7 @@ def _user_error(text: str) -> FlinkishError:
     try:
         facts, _ = json.JSONDecoder().raw_decode(text[start:])
     except ValueError:
-        return RepeatableUserError("a user function raised", why=text[start : start + _MOST_TEXT])
+        return RepeatableUserError("a user function raised", why=text[start : start + MOST_MESSAGE])
     uid, error = facts.pop("uid"), facts.pop("error")
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())

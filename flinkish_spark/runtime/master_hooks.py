@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import ConfigError, EnvironmentFault, JobDirError
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
@@ -101,7 +102,7 @@ class MasterHooks:
         except USER_ERRORS as error:
             raise HookFailed(
                 f"the master hook '{name}' failed in checkpoint {checkpoint}",
-                why=f"{type(error).__name__}: {error}",
+                why=said(error),
                 what_to_do="see to the system behind the hook; the next checkpoint calls it again",
                 hook=name,
             ) from error
@@ -161,7 +162,7 @@ class MasterHooks:
         except USER_ERRORS as error:
             raise HookFailed(
                 f"the master hook '{name}' could not be restored",
-                why=f"{type(error).__name__}: {error}",
+                why=said(error),
                 what_to_do="see to the system behind the hook, then start again",
                 hook=name,
             ) from error
@@ -172,4 +173,4 @@ class MasterHooks:
             try:
                 hook.close()
             except Exception as error:
-                LOG.warning("closing the master hook '%s' failed: %s", name, error)
+                LOG.warning("closing the master hook '%s' failed: %s", name, said(error))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flinkish_spark.bridge import said
 from flinkish_spark.manifests.base import ManifestWriter
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
@@ -58,7 +59,7 @@ class OwnedJob:
             try:
                 close()
             except Exception as error:
-                LOG.warning("closing '%s' failed: %s: %s", name, type(error).__name__, error)
+                LOG.warning("closing '%s' failed: %s", name, said(error))
 
     def restore(
         self, newest: Decision | None, savepoint: RestoredFrom | None, hooks: MasterHooks

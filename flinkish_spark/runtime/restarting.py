@@ -5,8 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from flinkish_spark.errors import FlinkishError, SparkGoneError
-from flinkish_spark.protocol.restart import GiveUp, RestartHistory, RestartStrategy
+from flinkish_spark.errors import FlinkishError, NoProgressError, SparkGoneError
+from flinkish_spark.protocol.causes import Chain
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.limits import Limit
+from flinkish_spark.protocol.restart import (
+    TRIES_WITHOUT_PROGRESS,
+    GiveUp,
+    RepeatedFailures,
+    RestartHistory,
+    RestartStrategy,
+)
 from flinkish_spark.runtime.coordinator_parts import StopFailed
 from flinkish_spark.runtime.failures import RepeatableUserError
 from flinkish_spark.runtime.job_control import JobControl
@@ -23,15 +32,25 @@ class RestartPolicy:
         Says how long to wait.
     random
         Returns a number in [0, 1), for the jitter.
+    tries_without_progress
+        How often a micro-batch may fail from the same cause.
     """
 
-    def __init__(self, strategy: RestartStrategy, random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        strategy: RestartStrategy,
+        random: Callable[[], float],
+        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
+    ) -> None:
         self._strategy, self._random = strategy, random
         #: Records on which a user function raised: the second time ends the job.
         self._failed_records: set[tuple[object, ...]] = set()
         #: Those of them that name no record; after a checkpoint it is another one.
         self._unplaced: set[tuple[object, ...]] = set()
         self._failed_while_stopping = False
+        self._repeated = RepeatedFailures(tries_without_progress)
+        #: The first failure from each cause that is counted.
+        self._first: dict[str, FlinkishError] = {}
         self.history = RestartHistory()
 
     def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
@@ -46,8 +65,21 @@ class RestartPolicy:
         self._failed_while_stopping = control.stop_wanted.is_set()
         return False
 
-    def delay_ms_after(self, error: FlinkishError, now_ms: int) -> int:
-        """Return how long to wait before the next start; raise `error` if there will be none."""
+    def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
+        """Return how long to wait before the next start; raise an error if there will be none.
+
+        Parameters
+        ----------
+        batch
+            The first micro-batch that was not through; None if the query did not come so far.
+
+        Raises
+        ------
+        NoProgressError
+            The same came back at this micro-batch, as often as it may.
+        FlinkishError
+            `error`: a restart cannot mend it, or the strategy gives up.
+        """
         if isinstance(error, StopFailed):
             # The savepoint failed and not the job: it goes on, whatever its strategy says.
             return 0
@@ -60,6 +92,8 @@ class RestartPolicy:
             if not error.is_placed:
                 self._unplaced.add(error.record)
         self.history = self.history.failed(now_ms)
+        if error.ends_when_repeated:
+            self._raise_if_stuck(error, batch)
         verdict = self._strategy.decide(self.history, self._random())
         if isinstance(verdict, GiveUp):
             LOG.error("not restarting: %s", verdict.reason)
@@ -70,4 +104,32 @@ class RestartPolicy:
         """Note that a checkpoint was confirmed."""
         self._failed_records -= self._unplaced
         self._unplaced.clear()
+        self._repeated = self._repeated.progressed()
+        self._first.clear()
         self.history = self.history.ran_well()
+
+    def _raise_if_stuck(self, error: FlinkishError, batch: BatchId | None) -> None:
+        cause = identity_of(error)
+        self._repeated = self._repeated.failed(None if batch is None else batch.value, cause)
+        if self._repeated.times(cause) == 1:
+            self._first[cause] = error
+        if not self._repeated.is_stuck(cause):
+            return
+        first, tries = self._first[cause], self._repeated.times(cause)
+        LOG.error("not restarting: it failed %s times without progress", tries)
+        where = "before its first micro-batch" if batch is None else f"at micro-batch {batch}"
+        reason = (
+            f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
+        )
+        mend = first.what_to_do or "correct what it names; the job goes on from its last checkpoint then"
+        raise NoProgressError(
+            first.what,
+            why=f"{first.why}; {reason}" if first.why else reason,
+            what_to_do=f"{mend}. If it does pass by itself, raise tries_without_progress",
+            **{**first.facts, "tries": tries, "batch": batch},
+        ) from first
+
+
+def identity_of(error: FlinkishError) -> str:
+    """Return what is the same when a failure comes back."""
+    return str(error.facts.get("cause") or Chain.of(f"{type(error).__name__}: {error.what}").identity)

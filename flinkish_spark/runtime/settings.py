@@ -16,7 +16,8 @@ from flinkish_spark.manifests.base import Manifest, ManifestContext
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.late_records import late_of
-from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.protocol.limits import Limit
+from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
 from flinkish_spark.runtime.latency_tracking import LatencyTracker
 from flinkish_spark.runtime.listeners import JobListener
@@ -53,6 +54,7 @@ class JobSettings:
     clock: Clock
     threads: Threads
     observer: Observer
+    tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
     hooks: MasterHooks = field(default_factory=MasterHooks)
     listeners: tuple[JobListener, ...] = ()
     restore: RestoreSettings | None = None

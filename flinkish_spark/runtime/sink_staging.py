@@ -15,6 +15,7 @@ from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.engine import StagingContext
+from flinkish_spark.runtime.failures import with_place
 from flinkish_spark.sinks.base import SinkWriter, StageRequest
 
 
@@ -22,6 +23,7 @@ class StagingMismatchError(EnvironmentFault):
     """Two sinks saw different rows of one micro-batch; it is run again."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 class SinkStaging:
@@ -85,7 +87,11 @@ class SinkStaging:
                 count = partial(counted.__getitem__, sink.rows)
             request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
             began_ms = context.clock.monotonic_ms()
-            result = self._writers[sink.uid].stage(request)
+            try:
+                result = self._writers[sink.uid].stage(request)
+            except Exception as error:
+                with_place(error, f"in sink '{sink.uid}'")
+                raise
             took_ms = context.clock.monotonic_ms() - began_ms
             acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
             if sink.rows is not None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge import is_gateway_gone
+from flinkish_spark.bridge import is_gateway_gone, said
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -253,7 +253,7 @@ class SparkQuery:
             self._read_dropped()
         except Exception as error:
             if not is_gateway_gone(error):
-                LOG.warning("stopping the query failed: %s", error)
+                LOG.warning("stopping the query failed: %s", said(error))
 
     def dropped_records(self) -> int:
         """Return what the policies of all sources left out in this process."""

@@ -90,6 +90,33 @@ class SparkLog:
         except ObjectMissing:
             return None
 
+    def check(self) -> None:
+        """Look at what Spark reads first when it starts a query here: its id, and the newest entries.
+
+        Spark stops at a damaged one with words of its parser, and names no file.
+
+        Raises
+        ------
+        CorruptObjectError
+            An entry is cut off or was changed; the message names the file.
+        """
+        known = [f"{self.folder}/metadata"]
+        for log in (OFFSETS, COMMITS):
+            known += [f"{self.folder}/{log}/{batch}" for batch in sorted(self.batches(log))[-2:]]
+        for key in known:
+            try:
+                text = self.store.read(key).decode("utf-8", errors="replace")
+            except ObjectMissing:
+                continue
+            if not _is_whole(text):
+                raise CorruptObjectError(
+                    f"the file {self.root / key} of Spark's own log is cut off or was changed",
+                    why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
+                    what_to_do="restore the file from a backup, or go back to an older checkpoint "
+                    "(flinkish rewind)",
+                    file=str(self.root / key),
+                )
+
     def restore(self, log: str, batch: BatchId, text: str) -> None:
         """Put an entry back byte for byte."""
         # The checksum file of another content would make Spark refuse the entry; none is fine.
@@ -210,6 +237,19 @@ class SparkLog:
         self.store.delete(f"{self.folder}/{entry}")
 
 
+def _is_whole(text: str) -> bool:
+    """Whether a file of Spark's log has a value on each line behind its version, or one without a version."""
+    lines = text.strip().split("\n")
+    values = lines[1:] if lines[0].startswith("v") else lines
+    try:
+        for value in values:
+            if value != "-":
+                json.loads(value)
+    except ValueError:
+        return False
+    return bool(values)
+
+
 def _name(key: str) -> str:
     return key.rpartition("/")[2]
 
@@ -256,8 +296,16 @@ class LoggedOffsets:
                 f"Spark's offset log entry has version {lines[0][:20]!r}",
                 what_to_do="run the Spark version that wrote this job directory",
             )
-        sources = tuple(None if line == "-" else json.loads(line) for line in lines[2:])
-        facts = json.loads(lines[1] or "{}")
+        try:
+            sources = tuple(None if line == "-" else json.loads(line) for line in lines[2:])
+            facts = json.loads(lines[1] or "{}")
+        except ValueError as error:
+            raise CorruptObjectError(
+                "an entry of Spark's offset log is cut off or was changed",
+                why=str(error),
+                what_to_do="restore the file from a backup, or go back to an older checkpoint (flinkish "
+                "rewind)",
+            ) from error
         planned_ms = facts.get("batchTimestampMs") if isinstance(facts, dict) else None
         return cls(sources, planned_ms)
 

@@ -11,9 +11,10 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.errors import FencedError, FlinkishError, InputLostError
+from flinkish_spark.errors import FencedError, FlinkishError, InputLostError, NoProgressError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import FailureManager
@@ -30,7 +31,7 @@ from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.coordinator_parts import CoordinatorParts
 from flinkish_spark.runtime.engine import OwnerLock, QueryEngine, QueryPlan, RunningQuery, StagingContext
 from flinkish_spark.runtime.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
-from flinkish_spark.runtime.failures import QueryFailed, classify
+from flinkish_spark.runtime.failures import QueryFailed, classify, classify_alive
 from flinkish_spark.runtime.inputs import Inputs, until_answered
 from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.last_checkpoint import LastCheckpoint, QueryEnd
@@ -83,7 +84,9 @@ class Supervisor:
         self._tracker: CheckpointTracker | None = None
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
-        self._restarts = RestartPolicy(settings.restart, settings.random)
+        self._restarts = RestartPolicy(settings.restart, settings.random, settings.tries_without_progress)
+        #: Of the query that runs, or has ended last.
+        self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
@@ -184,7 +187,7 @@ class Supervisor:
                     # version that it saw: the rewound one gets a folder that Spark does not know.
                     return _Turn.TAKE_OVER_AGAIN
                 except Exception as error:
-                    if not self._survives(classify(error), inputs):
+                    if not self._survives(classify(error, self._place()), inputs):
                         break
                 # A zombie must not seal the id that the newer owner is about to decide.
                 ownership.check()
@@ -222,13 +225,18 @@ class Supervisor:
         if isinstance(error, FencedError):
             raise error
         self.states.failed(error)
+        self._log_trace(error)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
             inputs.check()
         if self._restarts.gives_up(error, control):
             return False
         try:
-            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms())
+            batch = None if self._writer is None else self._writer.expected
+            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms(), batch)
+        except NoProgressError as stuck:
+            self.progress.last_error = str(stuck)
+            raise
         except FlinkishError:
             raise self._engine.place_of(error, inputs) from None
         self.progress.restarts += 1
@@ -237,6 +245,15 @@ class Supervisor:
         # Told to stop, it is started once more at once, to take its last checkpoint.
         clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
+
+    def _place(self) -> str:
+        """Return at which micro-batch the query has ended; empty if it did not come so far."""
+        return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
+
+    def _log_trace(self, error: FlinkishError) -> None:
+        trace = error.facts.get("trace")
+        if trace:
+            LOG.info("from the inside out:\n%s", trace)
 
     # -- one start of the query -----------------------------------------------------------------
     def _run_query(self, owned: OwnedJob) -> QueryEnd:
@@ -260,6 +277,7 @@ class Supervisor:
         with self._waiting("the sources to be asked before the start"):
             if not until_answered(inputs.check, self.control.must_give_up):
                 raise Interrupted("waiting for the input")
+        log.check()
         control = self._control_file(owned)
         with self._waiting("Spark to plan the query"):
             plan = self._engine.plan(control)
@@ -303,7 +321,7 @@ class Supervisor:
         )
         context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
         self._last = last = LastCheckpoint(self.control, time, coordinator)
-        writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
+        self._writer = writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
         self.control.is_starting = False
         with self._waiting("Spark to start the query"):
             query = plan.start(log, writer)
@@ -392,10 +410,20 @@ class Supervisor:
             self._last.look()
             with self._waiting("Spark to say how the query is"):
                 if not query.is_active:
-                    failure = writer.failure if isinstance(writer.failure, FlinkishError) else None
-                    raise failure or query.exception() or QueryFailed("the query ended by itself")
+                    self._raise_failure(query, writer)
                 self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
+
+    def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
+        """Raise what ended the query."""
+        if isinstance(writer.failure, FlinkishError):
+            raise writer.failure
+        # Raises if the JVM is gone.
+        told = query.exception()
+        if writer.failure is not None:
+            # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+            raise classify_alive(writer.failure, self._place()) from writer.failure
+        raise told or QueryFailed("the query ended by itself")
 
     def _tear_down(
         self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge import said
 from flinkish_spark.graph.chains import read_by
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.stored_groups import describe_group, whole_group
@@ -197,7 +198,7 @@ def export_state(
             except Exception as error:
                 raise SavepointFailed(
                     f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
-                    why=str(error)[:1_500],
+                    why=said(error),
                     what_to_do="take another savepoint; the job is not affected",
                 ) from error
             for report in reports:

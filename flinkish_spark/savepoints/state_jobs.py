@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge import describe_failure
+from flinkish_spark.bridge import describe_failure, said
 from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
 from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.table_codec import HASH
@@ -293,6 +293,6 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
             )
     return SavepointFailed(
         f"the state of '{uid}' cannot be written",
-        why=text[:1_500],
+        why=said(error),
         what_to_do="write again; no savepoint was written",
     )

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.arguments import instance_of
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_state import STATE
@@ -87,7 +88,7 @@ class StoredState:
             is_damaged = any(name in str(error) for name in _DAMAGE)
             raise (SavepointDamaged if is_damaged else SavepointFailed)(
                 f"the state of '{self.uid}' in {self.place} cannot be read",
-                why=str(error)[:1_500],
+                why=said(error),
                 what_to_do="read another savepoint or checkpoint; nothing was changed",
             ) from error
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
@@ -246,7 +247,7 @@ def _in_checkpoint(
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",
-            why=str(error)[:1_500],
+            why=said(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))

@@ -41,6 +41,7 @@ class RowsDifferError(EnvironmentFault):
     """Rows were counted that were not written, or the other way round; the micro-batch is run again."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 class CountedRows:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flinkish_spark.arguments import refuse_if_never_run
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import ConfigError, FlinkishError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -140,7 +141,7 @@ class _CallingCommitter(BufferedCommitter):
         except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"the function of sink '{self._context.uid}' failed at checkpoint {checkpoint}",
-                why=f"{type(error).__name__}: {error}",
+                why=said(error),
                 what_to_do="correct the function and start the job again; it is called again with the "
                 "rows of this checkpoint",
                 uid=self._context.uid,

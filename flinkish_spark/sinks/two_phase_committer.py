@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import CorruptObjectError, EnvironmentFault, FlinkishError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -160,11 +161,11 @@ class TwoPhaseCommitter(Committer):
         except FlinkishError:
             raise
         except self._sink.retry_on as error:
-            raise SinkUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+            raise SinkUnavailable(f"{what}: {said(error)}") from error
         except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"{what} failed",
-                why=f"{type(error).__name__}: {error}",
+                why=said(error),
                 what_to_do="correct the sink and start the job again; what was decided is committed then",
                 uid=self._context.uid,
             ) from error

@@ -9,6 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
+from flinkish_spark.bridge import said
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import (
@@ -165,7 +166,7 @@ class DeltaSource(Source):
         except AnalysisException as error:
             raise ConfigError(
                 f"the Delta table {self.path} cannot be read",
-                why=str(error)[:500],
+                why=said(error),
                 what_to_do="create it first; for a feed, with delta.enableChangeDataFeed",
             ) from error
         if self.ending_version is not None:

@@ -75,6 +75,10 @@ def test_what_is_left_out_has_its_default() -> None:
             for one in (NoRestart, FixedDelay, 3, 0, False, "none", rules.RestartStrategy)
         ),
         *(
+            ("tries_without_progress", one, "a whole number >= 1, or UNLIMITED")
+            for one in (0, -1, True, 2.5, None, "3")
+        ),
+        *(
             ("trigger_interval_ms", one, "a whole number from 0 to 31536000000 (milliseconds)")
             for one in NUMBERS
         ),

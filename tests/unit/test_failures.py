@@ -10,11 +10,20 @@ from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
     ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
     InputLostError,
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.runtime.failures import QueryFailed, UnreadableRecordError, classify
+from flinkish_spark.runtime.failures import (
+    Outage,
+    QueryFailed,
+    UnreadableRecordError,
+    classify,
+    classify_alive,
+    with_place,
+)
 from flinkish_spark.runtime.inputs import DroppedRecords
 
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
@@ -25,14 +34,30 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
     ("text", "kind", "restartable"),
     [
         ("Python worker exited unexpectedly (crashed)", QueryFailed, True),
-        ("org.apache.kafka.common.errors.TimeoutException: expired", QueryFailed, True),
+        ("org.apache.kafka.common.errors.TimeoutException: expired", Outage, True),
+        ("java.io.IOException: No space left on device", Outage, True),
+        ("java.io.IOException: something nobody named", QueryFailed, True),
+        ("a.b.C: [STREAMING_CHECKPOINT_MISSING_METADATA_FILE] x.", CorruptObjectError, False),
+        ("a.b.C: [DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] another table.", InputLostError, False),
+        ("a.b.C: [DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update.", ConfigError, False),
+        ("a.b.C: [FAILED_READ_FILE.FILE_NOT_EXIST] a file. SQLSTATE: KD001", InputLostError, False),
+        ("a.b.C: [CAST_OVERFLOW] x does not fit. SQLSTATE: 22003", UserFunctionError, True),
+        ("a.b.C: [UNRESOLVED_COLUMN.WITH_SUGGESTION] x. SQLSTATE: 42703", SchemaError, False),
+        ("a.b.C: [KAFKA_DATA_LOSS.PARTITIONS_DELETED] gone. SQLSTATE: 22000", InputLostError, False),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: no", AuthorizationError, False),
+        ("java.io.IOException: File name too long", BadRecordError, False),
+        ("java.lang.NoClassDefFoundError: a/b/C", EnvironmentFault, False),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", UserFunctionError, True),
         ("org.apache.spark.api.python.PythonException: ValueError: no", UserFunctionError, True),
         ("[FLINKISH_BAD_RECORD] a record for topic t takes 9 bytes", BadRecordError, False),
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UnreadableRecordError, False),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
-        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", QueryFailed, True),
-        (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", Outage, True),
+        (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", Outage, True),
+        (f"{TASK}\nflinkish_spark.errors.InternalError: a rule was broken.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.errors.CorruptObjectError: no value.", CorruptObjectError, False),
+        (f"{TASK}\nflinkish_spark.sources.splits.SourceUnavailable: asleep.", Outage, True),
+        (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
         (f"{TASK}\nflinkish_spark.errors.ConfigError: ttl is 3.", ConfigError, False),
@@ -42,6 +67,75 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
 def test_a_text_and_its_error(text, kind, restartable) -> None:
     error = classify(RuntimeError(f"Job aborted.\n{text}\n\tat somewhere"))
     assert isinstance(error, kind) and error.restartable is restartable, repr(error)
+    if kind in (QueryFailed, Outage):
+        assert type(error) is kind and error.ends_when_repeated is (kind is QueryFailed)
+
+
+def test_the_innermost_message_comes_first_and_then_the_place() -> None:
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise OSError("the innermost thing")
+
+    with pytest.raises(ValueError, match="around it") as caught:
+        try:
+            deep(50)
+        except OSError as error:
+            raise ValueError("around it") from error
+    with_place(caught.value, "in sink 'out'")
+    error = classify(caught.value, "at micro-batch 7")
+    assert type(error) is QueryFailed and error.ends_when_repeated
+    assert str(error) == "OSError: the innermost thing, in sink 'out', at micro-batch 7."
+    assert error.trace.splitlines()[0] == "OSError: the innermost thing"
+    assert error.trace.splitlines()[-2] == "ValueError: around it"
+    assert "test_failures.py" in error.trace
+
+
+def test_a_captured_exception_of_pysparks_is_read_to_its_end() -> None:
+    """What `query.exception()` returns holds what the JVM raised as exceptions of its own, not as causes."""
+
+    class Java:
+        def __init__(self, text: str, cause: object = None) -> None:
+            self._text, self._cause = text, cause
+
+        def toString(self) -> str:
+            return self._text
+
+        def getCause(self) -> object:
+            return self._cause
+
+    class Unreadable(Java):
+        def toString(self) -> str:
+            raise RuntimeError("the JVM is gone")
+
+    def captured(text: str, inner: object = None, origin: object = None) -> Exception:
+        made = type("StreamingQueryException", (Exception,), {"__module__": "pyspark.errors.x"})(text)
+        made._desc, made._cause, made._origin = text, inner, origin
+        return made
+
+    root = Java("java.io.IOException: no space for it", None)
+    known = captured("job failed", origin=Java("org.apache.spark.SparkException: job failed", root))
+    whole = captured("query failed", captured("a.b.Unknown: wrapper", known))
+    assert classify(whole).what == "IOException: no space for it"
+    cut = captured("query failed", origin=Java("a.b.C: read", Unreadable("")))
+    assert classify(cut).what == "C: read"
+
+
+def test_spark_says_that_the_plan_is_refused() -> None:
+    refused = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.x"})("no such thing")
+    error = classify(refused)
+    assert type(error) is SchemaError and str(error).startswith(
+        "no such thing. because Spark refuses the plan"
+    )
+
+
+def test_a_file_that_cannot_be_parsed_is_no_unreadable_record_of_a_topic() -> None:
+    text = (
+        "a.b.SparkException: [FAILED_READ_FILE.NO_HINT] file:/in/a.csv. SQLSTATE: KD001\n\tat a.b(C:1)\n"
+        "Caused by: a.b.C: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] [a,null]. SQLSTATE: 22023"
+    )
+    error = classify(RuntimeError(text))
+    assert isinstance(error, UserFunctionError) and "a record of a file cannot be read" in str(error)
 
 
 def test_the_place_of_an_unreadable_record() -> None:
@@ -84,3 +178,11 @@ def test_dropped_records_of_a_long_run_are_kept() -> None:
     for batch in range(1_000):
         counted.read(SimpleNamespace(lastProgress=progress(batch, 1), recentProgress=[progress(batch, 1)]))
     assert counted.total == 1_000 and len(counted._open) <= 200
+
+
+def test_a_connection_that_another_system_refuses_is_no_jvm_that_is_gone() -> None:
+    """What a sink raised in foreachBatch, while Spark's query answers."""
+    error = classify_alive(ConnectionRefusedError(111, "Connection refused"), "at micro-batch 7")
+    assert type(error) is Outage and not error.ends_when_repeated
+    typed = InputLostError("gone")
+    assert classify_alive(typed) is typed

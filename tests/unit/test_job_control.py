@@ -10,26 +10,39 @@ from typing import Any
 import pytest
 
 from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
-from flinkish_spark.errors import ConfigError, InputLostError, OwnedElsewhereError
+from flinkish_spark.errors import (
+    BrokerUnavailableError,
+    CommittableLostError,
+    ConfigError,
+    FlinkishError,
+    InputLostError,
+    NoProgressError,
+    OwnedElsewhereError,
+    StoreError,
+)
 from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose as P
 from flinkish_spark.protocol.requests import Urgency
-from flinkish_spark.protocol.restart import FixedDelay, NoRestart
+from flinkish_spark.protocol.restart import ExponentialDelay, FixedDelay, NoRestart
 from flinkish_spark.protocol.trigger import Schedule
 from flinkish_spark.runtime.coordinator_parts import StopFailed
-from flinkish_spark.runtime.failures import QueryFailed
+from flinkish_spark.runtime.failures import Outage, QueryFailed
 from flinkish_spark.runtime.inputs import Inputs
 from flinkish_spark.runtime.job_control import JobControl
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.outside_requests import OutsideRequest, RequestFiles, RequestKind, StopMode
 from flinkish_spark.runtime.restarting import RestartPolicy
 from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.runtime.sink_staging import StagingMismatchError
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.sinks.delta_staging import RowsDifferError
+from flinkish_spark.sources.splits import SourceUnavailable
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
 
@@ -156,6 +169,78 @@ def test_a_failed_stop_with_savepoint_uses_up_no_restart() -> None:
         assert policy.delay_ms_after(StopFailed("no room"), 0) == 0
     with pytest.raises(QueryFailed):
         policy.delay_ms_after(QueryFailed("a real one"), 0)
+
+
+def failed(what: str = "IOException: no such thing", **facts: Any) -> QueryFailed:
+    return QueryFailed(what, **facts)
+
+
+def test_the_same_failure_at_the_same_micro_batch_ends_the_job_with_its_first_cause() -> None:
+    """Whatever the strategy says: the default restarts for ever."""
+    policy = RestartPolicy(ExponentialDelay(), lambda: 0.5)
+    first = failed("IOException: no block 17 in file /in/a", why="it is damaged")
+    assert policy.delay_ms_after(first, 0, BatchId(7)) == 500
+    assert policy.delay_ms_after(failed("IOException: no block 18 in file /in/a"), 0, BatchId(7)) == 1_000
+    with pytest.raises(NoProgressError) as caught:
+        policy.delay_ms_after(failed("IOException: no block 19 in file /in/a"), 0, BatchId(7))
+    error = caught.value
+    assert error.__cause__ is first and not error.restartable
+    assert str(error).startswith(
+        "IOException: no block 17 in file /in/a. because it is damaged; it failed 3 "
+    )
+    assert "at micro-batch 7" in str(error) and "To do: " in str(error)
+    assert (error.tries, error.batch) == (3, BatchId(7))
+
+
+def test_a_failure_before_the_first_micro_batch_is_bounded_too() -> None:
+    policy = RestartPolicy(FixedDelay(attempts=99, delay_ms=0), lambda: 0.5, tries_without_progress=2)
+    assert policy.delay_ms_after(failed(), 0) == 0
+    with pytest.raises(NoProgressError, match="before its first micro-batch"):
+        policy.delay_ms_after(failed(), 0)
+
+
+def test_progress_lets_a_failure_come_back() -> None:
+    policy = RestartPolicy(FixedDelay(attempts=99, delay_ms=0), lambda: 0.5)
+    for n in range(20):
+        # A later micro-batch each time, or a confirmed checkpoint in between.
+        assert policy.delay_ms_after(failed(), 0, BatchId(n)) == 0
+    for _ in range(20):
+        policy.ran_well()
+        assert policy.delay_ms_after(failed(), 0, BatchId(3)) == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Outage("ConnectException: Connection refused"),
+        BrokerUnavailableError("no broker answers"),
+        StoreError("the disk is away"),
+        SourceUnavailable("the source cannot be asked now"),
+        CommittableLostError("vacuumed"),
+    ],
+)
+def test_an_outage_of_an_hour_ends_no_job(error: FlinkishError) -> None:
+    """Every 30 s, for an hour, at one micro-batch; only the strategy could end it."""
+    policy = RestartPolicy(ExponentialDelay(), lambda: 0.5)
+    delays = [policy.delay_ms_after(error, now_ms, BatchId(7)) for now_ms in range(0, 3_600_000, 30_000)]
+    assert len(delays) == 120 and max(delays) == 30_000
+
+
+def test_without_an_end_of_tries_the_strategy_decides() -> None:
+    policy = RestartPolicy(FixedDelay(attempts=9, delay_ms=0), lambda: 0.5, tries_without_progress=UNLIMITED)
+    for _ in range(9):
+        assert policy.delay_ms_after(failed(), 0, BatchId(7)) == 0
+    with pytest.raises(QueryFailed):
+        policy.delay_ms_after(failed(), 0, BatchId(7))
+
+
+@pytest.mark.parametrize("error", [StagingMismatchError("other rows"), RowsDifferError("other counts")])
+def test_a_function_that_is_not_deterministic_is_not_run_for_ever(error: FlinkishError) -> None:
+    policy = RestartPolicy(ExponentialDelay(), lambda: 0.5)
+    for _ in range(2):
+        policy.delay_ms_after(error, 0, BatchId(7))
+    with pytest.raises(NoProgressError, match="other"):
+        policy.delay_ms_after(error, 0, BatchId(7))
 
 
 def test_a_job_that_was_told_to_stop_is_started_once_more_and_not_for_ever() -> None:

@@ -175,4 +175,4 @@ def test_closing_reaches_every_hook(caplog) -> None:
     last = RecordedHook("b")
     MasterHooks([Stuck("a"), last]).close()
     assert last.calls == [("close",)]
-    assert "closing the master hook 'a' failed: busy" in caplog.text
+    assert "closing the master hook 'a' failed: RuntimeError: busy" in caplog.text

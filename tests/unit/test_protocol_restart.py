@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.restart import (
+    REMEMBERED_CAUSES,
     REMEMBERED_FAILURES,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
     GiveUp,
     NoRestart,
+    RepeatedFailures,
     RestartAfter,
     RestartHistory,
 )
@@ -163,3 +165,56 @@ def test_memory_of_failures_is_bounded() -> None:
 def test_a_strategy_that_cannot_work_is_refused_when_it_is_made(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# -- the same failure again ------------------------------------------------------------------------------
+
+
+def test_the_third_failure_from_one_cause_at_one_micro_batch_is_one_too_many() -> None:
+    repeated, verdicts = RepeatedFailures(), []
+    for _ in range(3):
+        repeated = repeated.failed(7, "disk")
+        verdicts.append(repeated.is_stuck("disk"))
+    assert verdicts == [False, False, True]
+    assert (repeated.times("disk"), repeated.times("other")) == (3, 0)
+
+
+def test_causes_that_take_turns_are_counted_side_by_side() -> None:
+    repeated = RepeatedFailures()
+    for cause in ("a", "b", "a", "b"):
+        repeated = repeated.failed(7, cause)
+    assert (repeated.times("a"), repeated.times("b")) == (2, 2)
+    assert repeated.failed(7, "a").is_stuck("a") and not repeated.failed(7, "c").is_stuck("c")
+
+
+def test_a_later_micro_batch_and_a_checkpoint_are_progress_and_an_earlier_one_is_none() -> None:
+    twice = RepeatedFailures().failed(7, "a").failed(7, "a")
+    assert twice.failed(8, "a").times("a") == 1
+    # A restart goes back to the last checkpoint, and cuts the same records into fewer micro-batches.
+    assert twice.failed(5, "a").times("a") == 3
+    # It failed before its first micro-batch, or nobody can say.
+    assert twice.failed(None, "a").times("a") == 3
+    assert RepeatedFailures().failed(None, "a").failed(None, "a").failed(0, "a").times("a") == 3
+    again = twice.progressed().failed(7, "a")
+    assert (again.times("a"), again.batch) == (1, 7)
+
+
+def test_tries_may_be_one_and_may_have_no_end() -> None:
+    assert RepeatedFailures(tries=1).failed(7, "a").is_stuck("a")
+    endless = RepeatedFailures(tries=UNLIMITED)
+    for _ in range(2_000):
+        endless = endless.failed(7, "a")
+    assert endless.times("a") == 2_000 and not endless.is_stuck("a")
+
+
+def test_causes_that_are_new_each_time_take_no_memory() -> None:
+    repeated = RepeatedFailures()
+    for n in range(1_000):
+        repeated = repeated.failed(7, f"cause {n}")
+    assert len(repeated.counted) == REMEMBERED_CAUSES and repeated.times("cause 999") == 1
+
+
+@pytest.mark.parametrize("tries", [0, -1, True, 2.5, None, "3"])
+def test_tries_that_are_no_number_are_refused_by_name(tries) -> None:
+    with pytest.raises(ValueError, match="tries_without_progress must be a whole number >= 1, or UNLIMITED"):
+        RepeatedFailures(tries=tries)

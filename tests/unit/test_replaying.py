@@ -14,6 +14,7 @@ from flinkish_spark.errors import CommittableLostError, NotReplayableError, Stor
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.replaying import RestagedEpoch
 from flinkish_spark.runtime import supervisor
@@ -498,7 +499,13 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
     monkeypatch.setattr(supervisor, "Recovery", recovery)
     engine = SimpleNamespace(why_no_savepoint_at=None, uids=(), reseeding=lambda log: None)
     settings = SimpleNamespace(
-        checkpoint=CheckpointConfig(), restart=None, random=None, clock=CLOCK, observer=job, listeners=()
+        checkpoint=CheckpointConfig(),
+        restart=None,
+        tries_without_progress=UNLIMITED,
+        random=None,
+        clock=CLOCK,
+        observer=job,
+        listeners=(),
     )
     inputs = SimpleNamespace(lower=None, why_lost=job.why_lost)
     owned = OwnedJob(JobUuid("5" * 32), job.ownership, job.log, job.pins, inputs, job.committers, None, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge import describe_failure, is_gateway_gone
+from flinkish_spark.bridge import is_gateway_gone, said
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -232,7 +232,7 @@ class FileCommitter(Committer):
                 if is_gateway_gone(error):
                     raise
                 raise _Retry(
-                    f"{type(policy).__name__} of partition {partition.bucket}: {describe_failure(error)}"
+                    f"{type(policy).__name__} of partition {partition.bucket}: {said(error)}"
                 ) from error
 
     def _finish(self, checkpoint: int, outcome: Outcome) -> CommitAnswer:
@@ -362,7 +362,7 @@ def _retrying() -> Iterator[None]:
     except PySparkException as error:
         if is_gateway_gone(error):
             raise
-        raise _Retry(describe_failure(error)) from error
+        raise _Retry(said(error)) from error
     except EnvironmentFault as fault:
         if not (fault.restartable or isinstance(fault.__cause__, OSError)):
             raise

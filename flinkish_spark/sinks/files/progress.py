@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.sinks.base import CompletedCheckpoint
 from flinkish_spark.sinks.files.buckets import BucketAssigner
@@ -94,7 +95,7 @@ def _asked(
     try:
         found = watermark(completed)
     except Exception as error:
-        raise WatermarkFailed(f"the watermark of PartitionTime: {type(error).__name__}: {error}") from error
+        raise WatermarkFailed(f"the watermark of PartitionTime: {said(error)}") from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
     raise WatermarkFailed(

@@ -366,6 +366,7 @@ class Dialect(ABC):
             The key's fields, for which the table has columns, and a unique constraint over them.
         """
 
+    @abstractmethod
     def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
         """Return what ties rows of a table together, but for columns that are not written.
 

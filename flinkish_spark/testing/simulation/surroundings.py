@@ -20,7 +20,7 @@ class SurprisingError(Exception):
     """The product raised something that no failure of its surroundings explains."""
 
 
-def _classified(error: BaseException) -> FlinkishError:
+def _classified(error: BaseException, place: str = "") -> FlinkishError:
     """Stand in for `failures.classify`: no Spark is here to raise what is not typed."""
     if isinstance(error, FlinkishError):
         return error

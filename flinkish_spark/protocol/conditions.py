@@ -1,0 +1,609 @@
+"""Every error that Spark, Delta and Kafka name, sorted once: what it means for a job that failed with it.
+
+Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``) and an SQLSTATE (``22012``). The rows of
+:data:`RULES` name conditions, beginnings of conditions, SQLSTATEs, classes of exceptions and words of
+messages, each with one sort and with what a person has to know. The most exact one wins: a condition
+before its beginning, and either before the SQLSTATE. A test reads the lists out of the JARs: each name
+here is one there, and each name there is sorted.
+
+What no row sorts is restarted, and ends the job if it comes back without progress
+(:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from flinkish_spark.protocol.causes import Cause, Chain
+
+
+class Sort(enum.Enum):
+    """What an error means for the job."""
+
+    #: Lost input. The job ends: what it still has to read is gone, replaced or damaged.
+    INPUT_LOST = "INPUT_LOST"
+    #: User error. The job ends: a setting, such as what is read of a table, does not fit what it meets.
+    SETTING = "SETTING"
+    #: User error. The job ends: Spark or Delta does not accept its plan, or a schema.
+    PLAN = "PLAN"
+    #: User error. A record, or a function or expression on one; restarted once.
+    RECORD = "RECORD"
+    #: User error. A name or value that no store takes. The job ends.
+    VALUE = "VALUE"
+    #: Environment. Spark's log or state in the job directory is damaged or another job's. The job ends.
+    DAMAGED = "DAMAGED"
+    #: Environment. The job is not allowed to. The job ends.
+    REFUSED = "REFUSED"
+    #: Environment. Spark, or the machine it runs on, is not as it must be. The job ends.
+    ENVIRONMENT = "ENVIRONMENT"
+    #: Transient, and nothing of the job's can be the reason: restarted for as long as the strategy says.
+    OUTAGE = "OUTAGE"
+    #: Transient as far as one can tell: restarted, but not for ever at the same micro-batch.
+    TRANSIENT = "TRANSIENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row.
+
+    Parameters
+    ----------
+    sort
+        What it means for the job.
+    why, what_to_do
+        For people; sentences without their full stop.
+    conditions
+        Names, with or without their part behind the dot.
+    beginnings
+        Of names; the longest that fits wins.
+    sqlstates
+        Of five characters, or the first two; used where no name fits.
+    classes
+        Names of exceptions without their package.
+    words
+        A pattern that a message has in it, of an error that has no condition of its own.
+    """
+
+    sort: Sort
+    why: str
+    what_to_do: str
+    conditions: tuple[str, ...] = ()
+    beginnings: tuple[str, ...] = ()
+    sqlstates: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    words: str = ""
+
+
+_NEW_JOB = "or begin anew with a new job_dir"
+_RESTORE = f"restore the job directory from a copy of the newest time, {_NEW_JOB} from a savepoint"
+
+RULES = (
+    # -- input -----------------------------------------------------------------------------------
+    Rule(
+        Sort.INPUT_LOST,
+        "the table at this path is not the one that the job has read so far: it was dropped and created "
+        "again",
+        f"put the old table back, {_NEW_JOB}, which reads the new table from its beginning",
+        (
+            "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",
+            "DELTA_STREAMING_SCHEMA_LOG_INCOMPATIBLE_DELTA_TABLE_ID",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "files or log entries of the table that the job has not read yet are gone; VACUUM and Delta's "
+        "own cleaning "
+        "delete them when their retention is over",
+        "keep them for longer than a job may stand still (delta.deletedFileRetentionDuration, "
+        f"delta.logRetentionDuration), and put them back, {_NEW_JOB}",
+        (
+            "DELTA_CANNOT_FIND_VERSION",
+            "DELTA_FAILED_SCAN_WITH_HISTORICAL_VERSION",
+            "DELTA_FILE_NOT_FOUND",
+            "DELTA_FILE_OR_DIR_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+            "DELTA_MISSING_CHANGE_DATA",
+            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
+            "DELTA_MISSING_PART_FILES",
+            "DELTA_NO_COMMITS_FOUND",
+            "DELTA_NO_RECREATABLE_HISTORY_FOUND",
+            "DELTA_STREAMING_TRAILING_COMMIT_MISSING",
+            "DELTA_TRUNCATED_TRANSACTION_LOG",
+            "DELTA_VERSION_NOT_FOUND",
+            "DELTA_VERSIONS_NOT_CONTIGUOUS",
+            "DELTA_TIMESTAMP_EARLIER_THAN_COMMIT_RETENTION",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a table or a folder that the job reads is gone",
+        f"put it back, {_NEW_JOB}",
+        (
+            "DELTA_EMPTY_DIRECTORY",
+            "DELTA_METADATA_ABSENT",
+            "DELTA_MISSING_DELTA_TABLE",
+            "DELTA_PATH_DOES_NOT_EXIST",
+            "DELTA_SCHEMA_NOT_SET",
+            "DELTA_TABLE_NOT_FOUND",
+            "PATH_NOT_FOUND",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a file that the job found, and has not read yet, is gone",
+        f"put it back as it was, {_NEW_JOB}; files of a source must stay until they are read",
+        ("FAILED_READ_FILE.FILE_NOT_EXIST",),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a file of the input is damaged, or of another format than the source was told",
+        "put the right file in its place, or move it out of the folder and begin anew with a new job_dir",
+        (
+            "DELTA_DELETION_VECTOR_CARDINALITY_MISMATCH",
+            "DELTA_DELETION_VECTOR_CHECKSUM_MISMATCH",
+            "DELTA_DELETION_VECTOR_INVALID_ROW_INDEX",
+            "DELTA_DELETION_VECTOR_SIZE_MISMATCH",
+            "DELTA_FAILED_READ_FILE_FOOTER",
+            "DELTA_STATE_RECOVER_ERROR",
+            "DELTA_TXN_LOG_FAILED_INTEGRITY",
+            "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER",
+        ),
+        words=r"is not a Parquet file|Expected magic number at tail|Not an Avro data file|Malformed ORC file",
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "records of the topic that the job has not read yet are gone: their retention is over, or the "
+        "topic was "
+        "deleted and created again",
+        f"raise the topic's retention; {_NEW_JOB}, which begins with what is there",
+        (
+            "KAFKA_DATA_LOSS",
+            "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET",
+            "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+            "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+        ),
+        classes=(
+            "OffsetOutOfRangeException",
+            "NoOffsetForPartitionException",
+            "UnknownTopicOrPartitionException",
+            "UnknownTopicIdException",
+        ),
+        words=r"data may have been (?:missed|lost)",
+    ),
+    # -- the job as it is written ----------------------------------------------------------------
+    Rule(
+        Sort.SETTING,
+        "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
+        "added cannot "
+        "say that others are gone",
+        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
+        "new job_dir",
+        ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the source table got another schema, with which its older versions cannot be read on",
+        "put the old schema back, or begin behind that version in a new job_dir",
+        (
+            "DELTA_BLOCK_COLUMN_MAPPING_AND_CDC_OPERATION",
+            "DELTA_CHANGELOG_SCHEMA_CHANGE_IN_RANGE",
+            "DELTA_STREAMING_CANNOT_CONTINUE_PROCESSING_POST_SCHEMA_EVOLUTION",
+            "DELTA_STREAMING_CHECK_COLUMN_MAPPING_NO_SNAPSHOT",
+            "DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART",
+            "DELTA_UNSUPPORTED_SCHEMA_DURING_READ",
+        ),
+        (
+            "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
+            "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
+            "DELTA_STREAMING_SCHEMA_",
+        ),
+    ),
+    Rule(
+        Sort.SETTING,
+        "the table writes no change feed",
+        "ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read its rows",
+        ("DELTA_CHANGE_TABLE_FEED_DISABLED", "DELTA_CDC_NOT_ALLOWED_IN_THIS_VERSION"),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the table needs features that this version of Delta does not have",
+        "use a newer delta-spark, or take the feature away from the table",
+        (
+            "DELTA_INVALID_PROTOCOL_VERSION",
+            "DELTA_UNSUPPORTED_FEATURES_FOR_READ",
+            "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE",
+            "DELTA_UNSUPPORTED_FEATURES_IN_CONFIG",
+        ),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the plan of this job, a schema or a setting is one that Spark or Delta does not accept",
+        "correct it; the job goes on from the last checkpoint",
+        (
+            "FAILED_JDBC",
+            "FAILED_REGISTER_CLASS_WITH_KRYO",
+            "GRAPHITE_SINK_INVALID_PROTOCOL",
+            "GRAPHITE_SINK_PROPERTY_MISSING",
+            "KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+            "KAFKA_NULL_TOPIC_IN_DATA",
+            "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE",
+            "DELTA_CONVERT_TO_DELTA_ROW_TRACKING_WITHOUT_STATS",
+            "DELTA_CLONE_WITH_ROW_TRACKING_WITHOUT_STATS",
+        ),
+        ("_LEGACY_ERROR_TEMP_0", "_LEGACY_ERROR_TEMP_1"),
+        sqlstates=(
+            *("02", "07", "0A", "0B", "24", "2B", "3F", "42", "44", "46", "51", "55", "F0", "HV", "HY"),
+            *("22KD", "KD0", "XXKD0", "XXKUC", "XXKCM", "XXSC0"),
+        ),
+    ),
+    # -- records and functions -------------------------------------------------------------------
+    Rule(
+        Sort.RECORD,
+        "a number or a time does not fit its type",
+        "choose a wider type, or try_cast and functions like it; the job goes on from the last checkpoint",
+        (
+            "ARITHMETIC_OVERFLOW",
+            "BINARY_ARITHMETIC_OVERFLOW",
+            "DATETIME_OVERFLOW",
+            "DELTA_CAST_OVERFLOW_IN_TABLE_WRITE",
+            "INTERVAL_ARITHMETIC_OVERFLOW",
+            "KAFKA_MALFORMED_RECORD_TIMESTAMP",
+            "NUMERIC_OUT_OF_SUPPORTED_RANGE",
+            "NUMERIC_VALUE_OUT_OF_RANGE",
+            "SUM_OF_LIMIT_AND_OFFSET_EXCEEDS_MAX_INT",
+        ),
+        ("CAST_OVERFLOW",),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a value cannot be converted to the type that is declared",
+        "correct the record or the declared type, or use try_cast; the job goes on from the last checkpoint",
+        (
+            "CAST_INVALID_INPUT",
+            "CONVERSION_INVALID_INPUT",
+            "INVALID_EXTERNAL_TYPE",
+            "UNEXPECTED_SERIALIZER_FOR_CLASS",
+        ),
+        ("CANNOT_PARSE_", "EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED"),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a record of a file cannot be read with the declared schema",
+        "correct the file, or read it with another schema or mode; the job goes on from the last checkpoint",
+        (
+            "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
+            "MALFORMED_CSV_RECORD",
+            "MALFORMED_RECORD_IN_PARSING",
+        ),
+    ),
+    Rule(
+        Sort.RECORD,
+        "an expression or a function of a transform failed on a record",
+        "correct the transform or the record; the job goes on from the last checkpoint",
+        ("COLLECTION_SIZE_LIMIT_EXCEEDED", "INCOMPATIBLE_DATA_FOR_TABLE", "TUPLE_SIZE_EXCEEDS_LIMIT"),
+        sqlstates=("21", "22", "23", "38", "39", "P0"),
+        classes=("PythonException",),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a value or a plan is larger than Spark can take",
+        "make it smaller, or raise the limit that the message names",
+        sqlstates=("54",),
+    ),
+    Rule(
+        Sort.VALUE,
+        "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on "
+        "most disks",
+        "partition by another column, or shorten it (substring, a hash) in front of the sink",
+        words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
+    ),
+    # -- what the job directory holds ------------------------------------------------------------
+    Rule(
+        Sort.DAMAGED,
+        "Spark's own log of the query, in the job directory, is damaged or has lost a file",
+        _RESTORE,
+        (
+            "BATCH_METADATA_NOT_FOUND",
+            "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED",
+            "DELTA_INVALID_FORMAT_FROM_SOURCE_VERSION",
+            "DELTA_INVALID_SOURCE_OFFSET_FORMAT",
+            "DELTA_INVALID_SOURCE_VERSION",
+            "INVALID_LOG_VERSION",
+            "MALFORMED_LOG_FILE",
+            "MALFORMED_STATE_IN_RATE_PER_MICRO_BATCH_SOURCE",
+            "STREAMING_CHECKPOINT_MISSING_METADATA_FILE",
+        ),
+        words=r"(?:Incomplete|Malformed) log file|Log file was malformed|Error reading stream metadata"
+        r"",
+    ),
+    Rule(
+        Sort.DAMAGED,
+        "Spark's state in the job directory is damaged, or was written by other operators than the job "
+        "has now",
+        f"declare operators and states as they were; {_RESTORE}",
+        ("STREAM_STREAM_JOIN_INCONSISTENT_STATE",),
+        (
+            "STATEFUL_PROCESSOR_",
+            "STATE_REPARTITION_",
+            "STATE_REWRITER_",
+            "STATE_STORE_",
+            "STDS_",
+            "STREAMING_STATEFUL_OPERATOR_",
+            "STREAMING_UNFINISHED_REPARTITION_",
+        ),
+    ),
+    # -- who may, and with what ------------------------------------------------------------------
+    Rule(
+        Sort.REFUSED,
+        "Kafka refuses this principal, or does not believe it",
+        "grant the rights, or correct the options of security",
+        classes=(
+            "ClusterAuthorizationException",
+            "DelegationTokenAuthorizationException",
+            "GroupAuthorizationException",
+            "SaslAuthenticationException",
+            "SslAuthenticationException",
+            "TopicAuthorizationException",
+            "TransactionalIdAuthorizationException",
+        ),
+    ),
+    Rule(
+        Sort.ENVIRONMENT,
+        "Spark lacks a library or a setting that this job needs",
+        "put the JAR on the class path, or set what the message names, and start again",
+        (
+            "CANNOT_LOAD_CHECKPOINT_FILE_MANAGER",
+            "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND",
+            "FAILED_READ_FILE.UNSUPPORTED_FILE_SYSTEM",
+            "DELTA_SPARK_SESSION_NOT_SET",
+            "KRYO_BUFFER_OVERFLOW",
+        ),
+        sqlstates=("56",),
+        classes=(
+            "ClassNotFoundException",
+            "NoClassDefFoundError",
+            "NoSuchMethodError",
+            "UnsatisfiedLinkError",
+        ),
+    ),
+    # -- what comes and goes ---------------------------------------------------------------------
+    Rule(
+        Sort.OUTAGE,
+        "a system that the job needs does not answer, or is busy",
+        "look whether it runs and can be reached from here; the job goes on by itself when it answers",
+        (
+            "DATA_SOURCE_EXTERNAL_ERROR",
+            "INTERNAL_ERROR_NETWORK",
+            "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
+        ),
+        sqlstates=("08",),
+        classes=(
+            "BrokenPipeError",
+            "BrokerNotAvailableException",
+            "ClosedChannelException",
+            "CommunicationsException",
+            "ConnectException",
+            "ConnectTimeoutException",
+            "ConnectionAbortedError",
+            "ConnectionError",
+            "ConnectionRefusedError",
+            "ConnectionResetError",
+            "CoordinatorLoadInProgressException",
+            "CoordinatorNotAvailableException",
+            "DisconnectException",
+            "HttpHostConnectException",
+            "KafkaConnectionError",
+            "KafkaTimeoutError",
+            "LeaderNotAvailableException",
+            "NetworkException",
+            "NoBrokersAvailable",
+            "NoRouteToHostException",
+            "NodeNotReadyError",
+            "NotCoordinatorException",
+            "NotLeaderOrFollowerException",
+            "PortUnreachableException",
+            "SQLNonTransientConnectionException",
+            "SQLRecoverableException",
+            "SQLTransientConnectionException",
+            "SQLTransientException",
+            "SocketException",
+            "SocketTimeoutException",
+            "TimeoutError",
+            "TimeoutException",
+            "UnknownHostException",
+            "gaierror",
+        ),
+        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe|No "
+        r"route to host"
+        r"|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked|could not "
+        r"connect to"
+        r"|server closed the connection|terminating connection|the database system is|too many "
+        r"(?:clients|connections)"
+        r"|Name or service not known|Temporary failure in name resolution|Network is unreachable",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "a disk is full, or the machine has run out of something else",
+        "make room; the job goes on by itself then",
+        words=r"No space left on device|[Dd]isk quota exceeded|Too many open files|Cannot allocate memory"
+        r"|Resource temporarily unavailable|Stale file handle",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "an executor was taken away while it worked",
+        "nothing, if that was wanted; else look into the log of the cluster",
+        words=r"exited unrelated to the running tasks|Executor decommission|[Nn]ode decommission|worker lost",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "another writer of the same table was faster",
+        "nothing; if it happens often, let others write at other times, or other partitions",
+        ("CONCURRENT_STREAM_LOG_UPDATE",),
+        ("DELTA_CONCURRENT_",),
+        sqlstates=("2D521", "40"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "the schema of a table changed while the job ran",
+        "nothing; the job is planned anew. If it comes back, begin behind that version in a new job_dir",
+        (
+            "DELTA_METADATA_CHANGED",
+            "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
+            "DELTA_STREAMING_METADATA_EVOLUTION",
+        ),
+        ("DELTA_SCHEMA_CHANGED",),
+        sqlstates=("51024",),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "topics or partitions changed while the job looked at them",
+        "nothing, if it does not come back",
+        (
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_AVAILABLENOW",
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
+            "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW",
+            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED",
+        ),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "a Python worker of Spark's did not start, or the machine is far too busy to start one",
+        "look whether PYSPARK_PYTHON is the interpreter that has pyspark and pyarrow, on each machine",
+        words=r"Python worker (?:to|failed to) connect back|Accept timed out",
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "memory ran out",
+        "give executors more memory, or let a micro-batch take fewer records",
+        sqlstates=("53", "82"),
+        classes=("OutOfMemoryError", "MemoryError"),
+        words=r"OutOfMemoryError|Java heap space|GC overhead limit exceeded",
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "a file or a folder could not be read or written",
+        "look whether the disk is there, and whether the job may write",
+        (
+            "DELTA_CANNOT_CREATE_LOG_PATH",
+            "DELTA_FILE_ALREADY_EXISTS",
+            "DELTA_LOG_ALREADY_EXISTS",
+            "DELTA_POST_COMMIT_HOOK_FAILED",
+            "FAILED_READ_FILE",
+            "FAILED_READ_FILE.NO_HINT",
+            "FAILED_RENAME_PATH",
+        ),
+        sqlstates=("58", "KD001", "25"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "Spark's state in the job directory cannot be read or written",
+        "look whether the disk is there. If it comes back, go back to an older checkpoint (flinkish rewind)",
+        ("CANNOT_LOAD_STATE_STORE", "CANNOT_WRITE_STATE_STORE"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "something within Spark failed",
+        "see the log for the whole trace",
+        (
+            "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
+            "DELTA_MERGE_MATERIALIZE_SOURCE_FAILED_REPEATEDLY",
+            "FOREACH_BATCH_USER_FUNCTION_ERROR",
+            "OPERATION_CANCELED",
+            "PYTHON_DATA_SOURCE_ERROR",
+            "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+            "STATE_STORE_COMMIT_VALIDATION_FAILED",
+            "STATE_STORE_INVALID_STAMP",
+            "STATE_STORE_INVALID_STATE_MACHINE_TRANSITION",
+            "STATE_STORE_OPERATION_OUT_OF_ORDER",
+        ),
+        ("_LEGACY_ERROR_TEMP_2", "_LEGACY_ERROR_TEMP_3"),
+        sqlstates=("XX",),
+    ),
+)
+#: Conditions that only say that what stands inside them failed; what is inside is looked at first, and
+#: where nothing inside is known, they are no reason to end a job at once.
+WRAPPERS = frozenset(
+    {
+        "FAILED_EXECUTE_UDF",
+        "FOREACH_BATCH_USER_FUNCTION_ERROR",
+        "INTERNAL_ERROR",
+        "PYTHON_DATA_SOURCE_ERROR",
+        "PYTHON_EXCEPTION",
+        "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+        "STREAM_FAILED",
+        "TASK_WRITE_FAILED",
+    }
+)
+
+#: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
+_CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
+_NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
+_BY_CONDITION = {name: rule for rule in RULES for name in rule.conditions}
+_BY_BEGINNING = {start: rule for rule in RULES for start in rule.beginnings}
+_BY_SQLSTATE = {state: rule for rule in RULES for state in rule.sqlstates}
+_BY_CLASS = {name: rule for rule in RULES for name in rule.classes}
+_BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words)
+
+
+def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
+    """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted.
+
+    Examples
+    --------
+    >>> rule_of_condition("FAILED_READ_FILE.FILE_NOT_EXIST").sort.value
+    'INPUT_LOST'
+    >>> rule_of_condition("CAST_OVERFLOW_IN_TABLE_INSERT").sort.value
+    'RECORD'
+    >>> rule_of_condition("SOME_NEW_NAME", "22999").sort.value
+    'RECORD'
+    """
+    for name in (condition, condition.split(".", 1)[0]):
+        if name in _BY_CONDITION:
+            return _BY_CONDITION[name]
+    return _longest(_BY_BEGINNING, condition) or _longest(_BY_SQLSTATE, sqlstate)
+
+
+def rule_of(chain: Chain) -> Rule | None:
+    """Return the row that sorts a failure: the innermost cause that one fits; None if none does.
+
+    What only wraps another error is asked last.
+    """
+    for cause in chain.from_inside:
+        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause)
+        if rule is not None:
+            return rule
+    for cause in chain.from_inside:
+        rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
+        if _wraps(cause) and rule is not None:
+            return rule
+    return None
+
+
+def _wraps(cause: Cause) -> bool:
+    # A PythonException holds the exception of Python, which stands behind it.
+    return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == "PythonException"
+
+
+def _rule_of_cause(cause: Cause) -> Rule | None:
+    if cause.condition:
+        found = rule_of_condition(cause.condition, cause.sqlstate)
+        if found is not None:
+            return found
+    if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
+        return _NAME_TOO_LONG
+    by_words = (rule for words, rule in _BY_WORDS if words.search(cause.message))
+    # Words first: they say more than the class, which may be any SocketTimeoutException.
+    return next(by_words, None) or _BY_CLASS.get(cause.name)
+
+
+def _has_long_name(message: str) -> bool:
+    return any(len(name.encode("utf-8")) > _MOST_BYTES for name in message.split("/"))
+
+
+def _longest(rules: dict[str, Rule], text: str) -> Rule | None:
+    fitting = [start for start in rules if text.startswith(start)]
+    return rules[max(fitting, key=len)] if fitting else None
