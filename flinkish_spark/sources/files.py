@@ -29,6 +29,7 @@ from flinkish_spark.sources.file_formats import InputFormat
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.splits import SplitSource
+from flinkish_spark.user_iterators import elements_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +206,7 @@ class FileSource(SplitSource):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
             with _naming(path):
-                for batch in self._records(file, path, schema):
+                for batch in elements_of(self._records(file, path, schema)):
                     # Here, where the file has a name.
                     columns = [as_declared(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
