@@ -17,7 +17,7 @@ from tests.conftest import BUILD
 from tests.support import environment, failure_of, order, produce, read_committed, running
 
 ORDER = "user STRING, amount LONG"
-OWN = [("trace", b"1"), ("empty", None), ("trace", b"2"), ("flinkish-error", b"of an earlier life")]
+OWN = [("trace", b"1"), ("empty", b""), ("trace", b"2"), ("flinkish-error", b"of an earlier life")]
 LARGE = b"[" + b"x" * 2_000_000
 
 pytestmark = pytest.mark.timeout(300)
