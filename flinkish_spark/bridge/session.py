@@ -65,6 +65,12 @@ def probe(spark: SparkSession) -> SparkProbe:
     )
 
 
+def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
+    """Return a DataFrame of one session as one of another: whose settings it runs under, and whose views."""
+    datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
+    return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
+
+
 def is_gateway_gone(error: BaseException) -> bool:
     """Whether `error` means that the JVM died, rather than that it refused something."""
     seen: BaseException | None = error
