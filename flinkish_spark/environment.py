@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -371,8 +372,15 @@ def _stop_signals(client: JobClient) -> Iterator[None]:
         yield
         return
 
+    ours = os.getpid()
+
     def stop(number: int, frame: object) -> None:
-        client.stop_with_checkpoint()
+        if os.getpid() == ours:
+            client.stop_with_checkpoint()
+            return
+        # A child that was forked has no job to stop: it ends as it would without us.
+        signal.signal(number, before[signal.Signals(number)] or signal.SIG_DFL)
+        signal.raise_signal(number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -48,7 +48,10 @@ def test_two_jobs_with_one_name_start_at_once_and_the_session_is_as_it_was(spark
         for query in queries.values():
             conf = query._jsq.streamingQuery().sparkSessionForStream().conf()
             found = [conf.get(name) for name in (PROVIDER, FORMAT, RETAINED, ADAPTIVE)]
-            assert (found[0].rpartition(".")[2], found[1:]) == ("RocksDBStateStoreProvider", ["2", "200", "false"])
+            assert (found[0].rpartition(".")[2], found[1:]) == (
+                "RocksDBStateStoreProvider",
+                ["2", "200", "false"],
+            )
         assert dict(spark.conf.getAll) == before
         # A query of the user's own that starts now.
         plan = spark.range(9).groupBy("id").count()._jdf.queryExecution().executedPlan().toString()

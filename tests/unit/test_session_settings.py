@@ -209,7 +209,9 @@ def test_a_query_starts_under_what_it_needs_and_its_name_is_free() -> None:
 
 def test_a_query_that_may_have_started_under_another_setting_is_stopped() -> None:
     spark, job = startable(lambda: spark.conf.set(ADAPTIVE, "true"))
-    with pytest.raises(SettingsChanged, match=f"the setting {ADAPTIVE} of the session was changed") as changed:
+    with pytest.raises(
+        SettingsChanged, match=f"the setting {ADAPTIVE} of the session was changed"
+    ) as changed:
         start(spark, job, "/a/spark/1")
     assert changed.value.restartable
     assert [one.is_stopped for one in spark.streams.active] == [True]
