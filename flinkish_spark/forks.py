@@ -31,7 +31,7 @@ class _Inherited:
         self.left: weakref.WeakSet[Connected] = weakref.WeakSet()
 
     def let_go(self) -> None:
-        """Called in the child."""
+        """Let go of everything; in the child."""
         self.noting = threading.Lock()
         for file in self.files:
             file.let_go()

@@ -32,7 +32,7 @@ class Conf(dict):  # type: ignore[type-arg]
         self.pop(name, None)
 
     @property
-    def getAll(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+    def getAll(self) -> dict[str, str]:
         return dict(self)
 
 
@@ -171,7 +171,7 @@ class Writer:
     def __getattr__(self, _: str) -> Any:
         return lambda *args, **named: self
 
-    def queryName(self, name: str) -> Writer:  # noqa: N802 - Spark's name
+    def queryName(self, name: str) -> Writer:
         self.name = name
         return self
 
