@@ -143,7 +143,7 @@ class StreamExecutionEnvironment:
         self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
         self._parallelism: int | None = None
-        self._executing = threading.Lock()
+        self._executing, self._process = threading.Lock(), os.getpid()
         self._client: JobClient | None = None
 
     def from_source(
@@ -266,6 +266,13 @@ class StreamExecutionEnvironment:
 
     def _check_idle(self, what: str) -> None:
         """Refuse `what` while this environment's job runs; nothing of the job is touched."""
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"the environment of the job '{self.job}' belongs to another process",
+                why="this one was forked off it, and would talk on that one's connections to Spark",
+                what_to_do="run the job in the process that made the session, or start this one anew "
+                'with multiprocessing.get_context("spawn") and make a session here',
+            )
         if self._client is not None and not self._client.has_ended():
             raise OwnedElsewhereError(
                 f"the job '{self.job}' of this environment runs",

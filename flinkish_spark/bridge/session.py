@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.forks import close_in_children
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
@@ -37,6 +38,13 @@ def jvm(spark: SparkSession) -> Any:
             what_to_do="use a classic SparkSession",
         )
     return view
+
+
+def ends_with_this_process(spark: SparkSession) -> None:
+    """Let the JVM see our end, by that of its input, although a child that was forked lives on."""
+    process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
+    if process is not None and process.stdin is not None:
+        close_in_children(process.stdin)
 
 
 def has_class(spark: SparkSession, name: str) -> bool:

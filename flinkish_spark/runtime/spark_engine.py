@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone
+from flinkish_spark.bridge.session import ends_with_this_process
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -86,6 +87,7 @@ class SparkEngine:
 
     def lock(self) -> OwnerLock:
         """Return the lock of the job directory."""
+        ends_with_this_process(self._spark)
         return JobLock(self._settings.root / "owner.lock")
 
     def record_job(self) -> JobUuid:

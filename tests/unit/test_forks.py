@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from flinkish_spark.bridge.session import ends_with_this_process
 from flinkish_spark.environment import _stop_signals
 from flinkish_spark.errors import OwnedElsewhereError
 from flinkish_spark.forks import OwnFile, close_in_children, in_this_process
@@ -278,6 +279,18 @@ def test_who_reads_our_pipe_sees_our_end_although_a_child_lives() -> None:
         pipe.close()
         assert os.read(reading, 100) == b"", "neither a word of the child nor its copy of the end"
     os.close(reading)
+
+
+def test_the_jvm_sees_the_end_of_its_driver_although_a_child_lives() -> None:
+    """PySpark gives the JVM a pipe as its input, by whose end it knows that the driver is gone."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as jvm:
+        gateway = type("Gateway", (), {"proc": jvm})
+        spark: Any = type("Spark", (), {"sparkContext": type("Context", (), {"_gateway": gateway})})
+        ends_with_this_process(spark)
+        with forked():
+            assert jvm.stdin is not None
+            jvm.stdin.close()
+            assert jvm.wait(20) == 0
 
 
 def test_clean_ups_are_the_parents(tmp_path: Path) -> None:

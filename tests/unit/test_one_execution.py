@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -206,3 +207,17 @@ def test_what_is_declared_while_the_job_runs_belongs_to_the_next_execution(tmp_p
     assert [node.uid for node in second._supervisor.engine.sources] == ["first", "second"]
     second.cancel()
     assert second.wait(PATIENCE_MS)
+
+
+def test_a_child_that_was_forked_executes_no_job_of_its_parent(tmp_path: Any) -> None:
+    env = made(tmp_path / "job")
+    child = os.fork()
+    if child == 0:
+        try:
+            env.execute_async()
+        except ConfigError as error:
+            os._exit(7 if "belongs to another process" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not (tmp_path / "job").exists()
