@@ -16,6 +16,7 @@ from flinkish_spark.clock import SystemClock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.datastream import DataStream
 from flinkish_spark.errors import ConfigError, GraphError, OwnedElsewhereError
+from flinkish_spark.forks import own_handler
 from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.graph.partitioning import (
     check_is_shuffle_partitions,
@@ -414,19 +415,8 @@ def _stop_signals(client: JobClient) -> Iterator[None]:
         yield
         return
 
-    ours = os.getpid()
-
     def stop(number: int, frame: object) -> None:
-        if os.getpid() == ours:
-            client.stop_with_checkpoint()
-            return
-        # A child that was forked has no job to stop: it ends as it would without us.
-        signal.signal(number, before[signal.Signals(number)] or signal.SIG_DFL)
-        signal.raise_signal(number)
+        client.stop_with_checkpoint()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with own_handler(stop, signal.SIGTERM, signal.SIGINT):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

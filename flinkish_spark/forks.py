@@ -1,7 +1,7 @@
 """What belongs to one process, and what becomes of it in a child that somebody forks.
 
-A fork copies everything but the threads: files that are open and the locks on them, connections, what is to
-be done at the end. None of it is the child's. A lock would outlive its owner, a `close()` would end the
+A fork copies everything but the threads: files that are open and the locks on them, connections, handlers of
+signals, what is to be done at the end. None of it is the child's. A lock would outlive its owner, a `close()` would end the
 parent's session, and a clean-up would delete the parent's files. So a child lets go of all of it at once,
 without a word to anybody. Python runs that for `os.fork`, `multiprocessing` and `subprocess` alike; programs
 that a child becomes by exec get no file of ours anyway.
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +31,19 @@ class _Inherited:
         self.files: set[OwnFile] = set()
         self.pipes: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
         self.left: weakref.WeakSet[Connected] = weakref.WeakSet()
+        #: What handled the signals that we handle.
+        self.handled_before: dict[signal.Signals, Any] = {}
+        self._mask: set[Any] = set()
+
+    def before_fork(self) -> None:
+        """Wait until files are noted, and hold back signals: Python drops what comes just behind a fork."""
+        self.noting.acquire()
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handled_before)
+
+    def in_parent(self) -> None:
+        """Go on."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        self.noting.release()
 
     def let_go(self) -> None:
         """Let go of everything; in the child."""
@@ -42,6 +57,10 @@ class _Inherited:
         for one in list(self.left):
             one.leave_to_parent()
         self.left.clear()
+        for number, handler in self.handled_before.items():
+            signal.signal(number, handler)
+        self.handled_before.clear()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 class OwnFile:
@@ -130,6 +149,22 @@ def in_this_process(work: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+@contextmanager
+def own_handler(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals in the block, in this process: a child ends by them as it would without us.
+
+    Only in the main thread, as `signal.signal`.
+    """
+    before = {number: signal.signal(number, handler) or signal.SIG_DFL for number in numbers}
+    _INHERITED.handled_before.update(before)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            if _INHERITED.handled_before.pop(number, None) is not None:
+                signal.signal(number, earlier)
+
+
 def _replace(pipe: IO[bytes]) -> None:
     # Not closed: the object would close the number again, when it may be somebody else's.
     if pipe.closed:
@@ -141,7 +176,7 @@ def _replace(pipe: IO[bytes]) -> None:
 
 _INHERITED = _Inherited()
 os.register_at_fork(
-    before=lambda: _INHERITED.noting.acquire(),
-    after_in_parent=lambda: _INHERITED.noting.release(),
+    before=_INHERITED.before_fork,
+    after_in_parent=_INHERITED.in_parent,
     after_in_child=_INHERITED.let_go,
 )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from flinkish_spark.store import CreateResult
 
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
+#: How often the lock of another process is tried, and the pause behind each.
+_TRIES, _PAUSE_S = 8, 0.05
 
 
 class JobLock:
@@ -45,18 +48,18 @@ class JobLock:
         self._file: OwnFile | None = None
 
     def acquire(self) -> None:
-        """Take the lock or raise OwnedElsewhereError at once."""
+        """Take the lock or raise OwnedElsewhereError, within a second."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             file = OwnFile(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise self._failed(error) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(file)
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), _this_process().encode())
         except BlockingIOError:
-            refusal = self._refusal(os.pread(file.fileno(), _MOST_HOLDER, 0).decode(errors="replace"))
+            refusal = self._refusal(_holder(file))
             file.close()
             raise refusal from None
         except OSError as error:
@@ -72,6 +75,18 @@ class JobLock:
             fcntl.flock(file, fcntl.LOCK_UN)
             file.close()
 
+    def _lock(self, file: OwnFile) -> None:
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if _holder(file) == _this_process():
+                    raise
+                # An owner that was killed right behind a fork: its child has not come to closing the file.
+                time.sleep(_PAUSE_S)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def _failed(self, error: OSError) -> StoreError:
         return StoreError(
             f"cannot lock the job directory {self._path.parent}",
@@ -79,8 +94,7 @@ class JobLock:
             what_to_do="check that it exists and may be written by this user",
         )
 
-    def _refusal(self, text: str) -> OwnedElsewhereError:
-        holder = text.strip() or "another process"
+    def _refusal(self, holder: str) -> OwnedElsewhereError:
         what_to_do = "stop that process first, or use another job_dir"
         if holder == _this_process():
             holder, what_to_do = f"{holder} (this one)", "stop the job that runs here first"
@@ -90,6 +104,11 @@ class JobLock:
             what_to_do=what_to_do,
             holder=holder,
         )
+
+
+def _holder(file: OwnFile) -> str:
+    text = os.pread(file.fileno(), _MOST_HOLDER, 0).decode(errors="replace")
+    return text.strip() or "another process"
 
 
 def _this_process() -> str:
