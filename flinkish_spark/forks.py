@@ -1,10 +1,10 @@
 """What belongs to one process, and what becomes of it in a child that somebody forks.
 
 A fork copies everything but the threads: files that are open and the locks on them, connections, handlers of
-signals, what is to be done at the end. None of it is the child's. A lock would outlive its owner, a `close()` would end the
-parent's session, and a clean-up would delete the parent's files. So a child lets go of all of it at once,
-without a word to anybody. Python runs that for `os.fork`, `multiprocessing` and `subprocess` alike; programs
-that a child becomes by exec get no file of ours anyway.
+signals, what is to be done at the end. None of it is the child's. A lock would outlive its owner, a `close()`
+would end the parent's session, and a clean-up would delete the parent's files. So a child lets go of all of
+it at once, without a word to anybody. Python runs that for `os.fork`, `multiprocessing` and `subprocess`;
+programs that a child becomes by exec get no file of ours anyway.
 
 Standard library only, and nothing here waits: it runs between fork and the child's first line.
 """
