@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +15,8 @@ from flinkish_spark.arguments import instance_of, refused_as_config_errors, unus
 from flinkish_spark.clock import SystemClock
 from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.datastream import DataStream
-from flinkish_spark.errors import ConfigError, GraphError
+from flinkish_spark.errors import ConfigError, GraphError, OwnedElsewhereError
+from flinkish_spark.forks import own_handler
 from flinkish_spark.graph.declared import check_max_parallelism
 from flinkish_spark.graph.partitioning import (
     check_is_shuffle_partitions,
@@ -149,6 +152,8 @@ class StreamExecutionEnvironment:
         self._listeners: list[JobListener] = []
         self._observer: Observer = SilentObserver()
         self._parallelism: int | None = None
+        self._executing, self._process = threading.Lock(), os.getpid()
+        self._client: JobClient | None = None
 
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str
@@ -247,10 +252,44 @@ class StreamExecutionEnvironment:
         return self
 
     def execute_async(self) -> JobClient:
-        """Start the job and return at once; for notebooks and services."""
-        interval_ms = self.latency_tracking_interval_ms
-        latencies = None if interval_ms is None else LatencyTracker(interval_ms)
-        return JobClient(self._supervisor(latencies), latencies)
+        """Start the job and return at once; for notebooks and services.
+
+        What is added to the environment later belongs to its next execution.
+
+        Raises
+        ------
+        OwnedElsewhereError
+            This environment runs its job already. Once that has ended the job may be executed again: it
+            goes on from its last checkpoint.
+        ConfigError
+            A master hook is in another environment's job that runs.
+        """
+        with self._executing:
+            self._check_idle("start it twice")
+            interval_ms = self.latency_tracking_interval_ms
+            latencies = None if interval_ms is None else LatencyTracker(interval_ms)
+            supervisor = self._supervisor(latencies)
+            self._hooks.claim()
+            self._client = JobClient(supervisor, latencies)
+            return self._client
+
+    def _check_idle(self, what: str) -> None:
+        """Refuse `what` while this environment's job runs; nothing of the job is touched."""
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"the environment of the job '{self.job}' belongs to another process",
+                why="this one was forked off it, and would talk on that one's connections to Spark",
+                what_to_do="run the job in the process that made the session, or start this one anew "
+                'with multiprocessing.get_context("spawn") and make a session here',
+            )
+        if self._client is not None and not self._client.has_ended():
+            raise OwnedElsewhereError(
+                f"the job '{self.job}' of this environment runs",
+                why=f"nobody can {what}: hooks, listeners and the job directory {self.job_dir} are in use",
+                what_to_do="use the JobClient that execute_async() returned; stop the job and wait for its "
+                "end before it is executed again, or make another environment with another job_dir",
+                holder=f"process {os.getpid()} on {socket.gethostname()}",
+            )
 
     def execute(self) -> None:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
@@ -273,7 +312,10 @@ class StreamExecutionEnvironment:
         ------
         ConfigError
             It is no instance of a MasterHook, or its name cannot be used or is taken.
+        OwnedElsewhereError
+            The job runs.
         """
+        self._check_idle("add a master hook")
         what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
         if not isinstance(hook, MasterHook):
             raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
@@ -327,7 +369,9 @@ class StreamExecutionEnvironment:
             latencies=latencies,
         )
         job_dir = JobDir(LocalStore(settings.root))
-        return Supervisor(SparkEngine(self.spark, self.graph, settings, job_dir), settings, job_dir)
+        return Supervisor(
+            SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir), settings, job_dir
+        )
 
 
 def _check_session(spark: SparkSession) -> None:
@@ -383,9 +427,5 @@ def _stop_signals(client: JobClient) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         client.stop_with_checkpoint()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with own_handler(stop, signal.SIGTERM, signal.SIGINT):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,6 +19,9 @@ from flinkish_spark.runtime.rewind_orders import PendingRewind
 from flinkish_spark.runtime.settings import JobProgress
 from flinkish_spark.runtime.supervisor import Supervisor
 
+#: How long the end of a job may take behind its last status: it gives up the lock and closes the hooks.
+_GIVING_BACK_S = 10
+
 
 class JobClient:
     """A running job, as `execute_async` returns it.
@@ -76,6 +79,12 @@ class JobClient:
     def is_running(self) -> bool:
         """Whether the job has not ended; also true while it restarts."""
         return self._thread.is_alive()
+
+    def has_ended(self) -> bool:
+        """Whether the job has ended and given its directory back; waits while it is just doing so."""
+        if self.status.is_terminal and self._thread is not threading.current_thread():
+            self._thread.join(_GIVING_BACK_S)
+        return not self._thread.is_alive()
 
     # -- checkpoints ----------------------------------------------------------------------------
     def trigger_checkpoint(self) -> PendingAnswer:

@@ -25,6 +25,7 @@ from flinkish_spark.bridge.delta_errors import (
 )
 from flinkish_spark.bridge.delta_staged_rows import BATCH, DELETED, ORDER, read_staged
 from flinkish_spark.errors import raise_translated
+from flinkish_spark.bridge.session_settings import SETTINGS
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import (
     Append,
@@ -166,10 +167,15 @@ class DeltaRows:
         if self._own is None:
             clone: Callable[[], SparkSession] | None = getattr(self._spark, "cloneSession", None)
             self._own = clone() if clone is not None else self._spark.newSession()
-        for name, value in self._spark.conf.getAll.items():
-            # A new session has the settings that Spark was started with, not those made since.
-            if self._own.conf.isModifiable(name) and self._own.conf.get(name, None) != value:
-                self._own.conf.set(name, value)
+        # A new session has the settings that Spark was started with, not those made since.
+        wanted, there = SETTINGS.all(self._spark), dict(self._own.conf.getAll)
+        for name in wanted.keys() | there.keys():
+            if wanted.get(name) == there.get(name) or not self._own.conf.isModifiable(name):
+                continue
+            if name in wanted:
+                self._own.conf.set(name, wanted[name])
+            else:
+                self._own.conf.unset(name)
         return self._own
 
 

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.errors import EnvironmentFault, causes_of
+from flinkish_spark.forks import close_in_children
 from flinkish_spark.protocol.causes import Chain
 
 #: Writes a query's checkpoint files; see its Javadoc.
@@ -42,6 +43,13 @@ def jvm(spark: SparkSession) -> Any:
     return view
 
 
+def ends_with_this_process(spark: SparkSession) -> None:
+    """Let the JVM see our end, by that of its input, although a child that was forked lives on."""
+    process = getattr(getattr(spark.sparkContext, "_gateway", None), "proc", None)
+    if process is not None and process.stdin is not None:
+        close_in_children(process.stdin)
+
+
 def has_class(spark: SparkSession, name: str) -> bool:
     """Whether the driver's JVM has a class, and can load it."""
     try:
@@ -66,6 +74,12 @@ def probe(spark: SparkSession) -> SparkProbe:
         has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
         has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
     )
+
+
+def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
+    """Return a DataFrame of one session as one of another: whose settings it runs under, and whose views."""
+    datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
+    return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
 
 def is_gateway_gone(error: BaseException) -> bool:

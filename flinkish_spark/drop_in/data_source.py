@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 
+from flinkish_spark.bridge.session_settings import SETTINGS
 from flinkish_spark.drop_in.sink_options import parse_sink
 from flinkish_spark.drop_in.source_options import parse_any, parse_batch, parse_stream
 from flinkish_spark.drop_in.steps import EpochObserver
@@ -107,6 +108,8 @@ def register(spark: SparkSession) -> None:
 
 def _redact_options(spark: SparkSession) -> None:
     """Let Spark hide the options of this format that its own patterns do not know, in plans and the UI."""
-    before = spark.conf.get(_REDACTION) or ""
-    if _SECRETS not in before:
-        spark.conf.set(_REDACTION, f"{before}|{_SECRETS}" if before else _SECRETS)
+
+    def with_ours(before: str) -> str:
+        return before if _SECRETS in before else "|".join(filter(None, (before, _SECRETS)))
+
+    SETTINGS.change(spark, _REDACTION, with_ours)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.session_settings import SETTINGS, SHUFFLE_PARTITIONS
 from flinkish_spark.errors import ConfigError, GraphError
 from flinkish_spark.functions import RichFunction
 from flinkish_spark.graph.declared import MAX_PARALLELISM_LIMIT, check_can_be_sent
@@ -200,8 +201,8 @@ def checked_parallelism(method: str, parallelism: Any) -> int:
 
 
 def shuffle_partitions(spark: SparkSession) -> int:
-    """Return how many tasks a keyed operator has."""
-    return int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    """Return how many tasks a keyed operator has: as the session's owner set it, or Spark's default."""
+    return int(SETTINGS.get(spark, SHUFFLE_PARTITIONS) or 200)
 
 
 def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:

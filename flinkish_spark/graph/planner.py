@@ -37,6 +37,7 @@ from flinkish_spark.graph.keyed_input import KeyedInput
 from flinkish_spark.graph.keyed_plan import KeyedParts, plan_keyed
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking, NoMarking
 from flinkish_spark.graph.located import LocatedTransform
+from flinkish_spark.graph.partitioning import shuffle_partitions
 from flinkish_spark.graph.planned import PlannedJob, TaggedStream, fields_in, tag
 from flinkish_spark.graph.record_stream import RecordStream, transform_records, with_times
 from flinkish_spark.graph.sink_rows import PlannedSink, SinkPart
@@ -320,8 +321,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     from flinkish_spark.runtime.control_source import ControlSource
 
     spark.dataSource.register(ControlSource)
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    planner = Planner(spark, "/nonexistent/no-control", partitions, graph=graph)
+    planner = Planner(spark, "/nonexistent/no-control", shuffle_partitions(spark), graph=graph)
     found: DataFrame | None = None
     for chain, ways in chains_to(graph, node):
         rest = list(chain.inputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.errors import GraphError
@@ -203,6 +204,11 @@ class StreamGraph:
                 uid=uid,
             )
         return uid
+
+    def as_declared(self) -> StreamGraph:
+        """Return a graph of the nodes that there are now; what is declared later is not in it."""
+        parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
+        return StreamGraph(**parts)
 
     def uids(self) -> tuple[str, ...]:
         """Return all uids in declaration order."""

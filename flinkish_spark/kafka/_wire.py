@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 from flinkish_spark.clock import Clock, SystemClock
 from flinkish_spark.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
+from flinkish_spark.forks import Connected, never_finalized
 from flinkish_spark.kafka._pace import pauses_ms
 from flinkish_spark.kafka.answers import (
     END_TXN_VERSION,
@@ -66,7 +67,7 @@ _CLOCK = SystemClock()
 _REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
 
 
-class KafkaWire:
+class KafkaWire(Connected):
     """Synchronous requests to Kafka over one kafka-python admin client.
 
     The client is built by the first call, and again by the first call after a lost connection.
@@ -94,6 +95,13 @@ class KafkaWire:
         self.clock = clock
         connection.for_python()  # what cannot be used is refused here, not by the first call
         self._admin: Any = None
+        self.keep_from_children()
+
+    def leave_to_parent(self) -> None:
+        """Forget the client, in a child: closing it would take the parent's sockets out of its selector."""
+        if self._admin is not None:
+            never_finalized(self._admin)
+            self._admin = None
 
     def close(self) -> None:
         """Close the client; a later call opens it again."""

@@ -10,6 +10,7 @@ import logging
 import weakref
 from typing import Protocol
 
+from flinkish_spark.forks import in_this_process
 from flinkish_spark.user_iterators import USER_ERRORS
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ class Closes(Protocol):
 
 def close_with(holder: object, operator: object, uid: str) -> None:
     """Close an opened operator as soon as `holder` is gone, or the interpreter ends."""
-    weakref.finalize(holder, close_operator, operator, uid)
+    # What a function opened is its process's, not that of a child which the function forks.
+    weakref.finalize(holder, in_this_process(close_operator), operator, uid)
 
 
 def close_operator(operator: object, uid: str) -> None:

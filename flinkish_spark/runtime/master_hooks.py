@@ -33,6 +33,32 @@ class HookFailed(EnvironmentFault):
     restartable = True
 
 
+class _Claims:
+    """Which hooks are in a job that runs in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: list[MasterHook] = []
+
+    def take(self, hooks: Mapping[str, MasterHook]) -> str | None:
+        """Take all of them, or none; return the name of one that is taken."""
+        with self._lock:
+            for name, hook in hooks.items():
+                if any(hook is one for one in self._taken):
+                    return name
+            self._taken.extend(hooks.values())
+            return None
+
+    def give_back(self, hooks: Mapping[str, MasterHook]) -> None:
+        """Let other jobs have them."""
+        with self._lock:
+            ours = list(hooks.values())
+            self._taken = [one for one in self._taken if not any(one is hook for hook in ours)]
+
+
+_CLAIMS = _Claims()
+
+
 class MasterHooks:
     """The hooks of a job by name.
 
@@ -74,6 +100,23 @@ class MasterHooks:
         if name in self._hooks:
             raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
         self._hooks[name] = hook
+
+    def claim(self) -> None:
+        """Take the hooks for one execution, until :meth:`close`.
+
+        Raises
+        ------
+        ConfigError
+            A job that runs has one of them: it would be set back, and closed, under that job's feet.
+        """
+        taken = _CLAIMS.take(self._hooks)
+        if taken is not None:
+            raise ConfigError(
+                f"the master hook '{taken}' is in another job that runs",
+                why="a hook is set to the checkpoint of one job, and closed when that job ends",
+                what_to_do="give each environment a hook object of its own",
+                hook=taken,
+            )
 
     def participants(self) -> tuple[Participant, ...]:
         """Return the hooks as participants of every checkpoint."""
@@ -169,8 +212,11 @@ class MasterHooks:
 
     def close(self) -> None:
         """Close every hook; what one raises is logged."""
-        for name, hook in self._hooks.items():
-            try:
-                hook.close()
-            except Exception as error:
-                LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
+        try:
+            for name, hook in self._hooks.items():
+                try:
+                    hook.close()
+                except Exception as error:
+                    LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
+        finally:
+            _CLAIMS.give_back(self._hooks)

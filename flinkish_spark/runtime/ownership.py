@@ -19,64 +19,104 @@ import fcntl
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import FencedError, OwnedElsewhereError, StoreError
+from flinkish_spark.forks import OwnFile
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
 from flinkish_spark.store import CreateResult
 
+#: Longest text of a holder, in bytes: a host name has 255 at most.
+_MOST_HOLDER = 1_000
+#: How often the lock of another process is tried, and the pause behind each.
+_TRIES, _PAUSE_S = 8, 0.05
+
 
 class JobLock:
     """An advisory lock that the operating system drops when the process dies, however it dies.
 
-    The file is opened close-on-exec, so neither the JVM nor a Python worker inherits the lock:
-    orphans of a dead driver do not keep the next one out.
+    Nobody inherits it: the file is closed in a program that is started (so the JVM and its Python workers
+    do not have it) and in a child that is forked, as by `multiprocessing`. Orphans of a dead driver do not
+    keep the next one out. Two locks in one process exclude each other, too.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._file: OwnFile | None = None
 
     def acquire(self) -> None:
-        """Take the lock or raise OwnedElsewhereError at once."""
+        """Take the lock or raise OwnedElsewhereError, within a second."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+            file = OwnFile(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise StoreError(
-                f"cannot lock the job directory {self._path.parent}",
-                why=str(error),
-                what_to_do="check that it exists and may be written by this user",
-            ) from error
+            raise self._failed(error) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(file)
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), _this_process().encode())
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+            refusal = self._refusal(_holder(file))
             file.close()
-            raise OwnedElsewhereError(
-                f"the job directory {self._path.parent} is owned by {holder}, which is alive",
-                why="two processes on one job directory would stage and commit against each other",
-                what_to_do="stop that process first, or use another job_dir",
-                holder=holder,
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+            raise refusal from None
+        except OSError as error:
+            file.close()
+            raise self._failed(error) from error
         self._file = file
 
     def release(self) -> None:
-        """Drop the lock; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Drop the lock; a second call does nothing, nor does one in a forked child."""
+        file, self._file = self._file, None
+        if file is not None and file.is_open:
+            # Closing is not enough where somebody has a copy in spite of all, as after a fork in C.
+            fcntl.flock(file, fcntl.LOCK_UN)
+            file.close()
+
+    def _lock(self, file: OwnFile) -> None:
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if _holder(file) == _this_process():
+                    raise
+                # An owner that was killed right behind a fork: its child has not come to closing the file.
+                time.sleep(_PAUSE_S)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _failed(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"cannot lock the job directory {self._path.parent}",
+            why=str(error),
+            what_to_do="check that it exists and may be written by this user",
+        )
+
+    def _refusal(self, holder: str) -> OwnedElsewhereError:
+        what_to_do = "stop that process first, or use another job_dir"
+        if holder == _this_process():
+            holder, what_to_do = f"{holder} (this one)", "stop the job that runs here first"
+        return OwnedElsewhereError(
+            f"the job directory {self._path.parent} is owned by {holder}, which is alive",
+            why="two jobs on one job directory would stage and commit against each other",
+            what_to_do=what_to_do,
+            holder=holder,
+        )
+
+
+def _holder(file: OwnFile) -> str:
+    text = os.pread(file.fileno(), _MOST_HOLDER, 0).decode(errors="replace")
+    return text.strip() or "another process"
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from flinkish_spark.graph.stream_graph import sources_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.runtime.control_source import ControlSource
-from flinkish_spark.runtime.query import query_conf
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.runtime.topic_loops import check_loops, check_source_names
 from flinkish_spark.savepoints.rescale import check_rescale
@@ -56,9 +55,8 @@ def check_before_start(
     graph.check_complete()
     found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
-    with query_conf(spark, settings.shuffle_partitions):
-        spark.dataSource.register(ControlSource)
-        planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    spark.dataSource.register(ControlSource)
+    planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)

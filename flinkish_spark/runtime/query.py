@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.session import LOCAL_CHECKPOINT_FILES, has_local_checkpoint_files
+from flinkish_spark.bridge.session_settings import SETTINGS, SHUFFLE_PARTITIONS
+from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.runtime.micro_batch_time import CHECKPOINT_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,23 +40,37 @@ REQUIRED_CONF = {
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
+class SettingsChanged(EnvironmentFault):
+    """Somebody changed a setting of the session while the query started; the next start has its own."""
+
+    restartable = True
+
+
 @contextmanager
-def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[None]:
-    """Set what the query needs, and give the session back as it was."""
-    wanted = {**REQUIRED_CONF, "spark.sql.shuffle.partitions": str(shuffle_partitions)}
-    if spark.conf.get(_FILE_MANAGER, None) is None and has_local_checkpoint_files(spark):
-        wanted[_FILE_MANAGER] = LOCAL_CHECKPOINT_FILES
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[Mapping[str, str]]:
+    """Set what the query needs, and give the session back as it was; yields what was set.
+
+    One query of this process starts at a time. See :mod:`flinkish_spark.bridge.session_settings`.
+    """
+    wanted = _wanted(spark, shuffle_partitions)
+    with SETTINGS.borrowed(spark, wanted):
+        yield wanted
+
+
+def session_of_its_own(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
+    """Return a new session with what a query needs, in which Spark reads what a query has written."""
+    own = spark.newSession()
+    for name, value in _wanted(spark, shuffle_partitions).items():
+        own.conf.set(name, value)
+    return own
+
+
+def _wanted(spark: SparkSession, shuffle_partitions: int) -> dict[str, str]:
+    wanted = {**REQUIRED_CONF, SHUFFLE_PARTITIONS: str(shuffle_partitions)}
+    chosen = SETTINGS.get(spark, _FILE_MANAGER)
+    if chosen is None and has_local_checkpoint_files(spark):
+        chosen = LOCAL_CHECKPOINT_FILES
+    return wanted if chosen is None else {**wanted, _FILE_MANAGER: chosen}
 
 
 def start_query(
@@ -64,8 +81,41 @@ def start_query(
     name: str,
     checkpoint_location: str,
     trigger: Mapping[str, Any],
+    shuffle_partitions: int,
 ) -> StreamingQuery:
-    """Start the query; called inside :func:`query_conf`. `trigger` is what DataStreamWriter.trigger takes."""
-    stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
-    stream = stream.option("checkpointLocation", checkpoint_location).queryName(name)
-    return stream.trigger(**trigger).start()
+    """Start the query, under the settings that it needs.
+
+    Parameters
+    ----------
+    name
+        Of the query, unless another query of the session has it: then with the location behind it.
+    trigger
+        What DataStreamWriter.trigger takes.
+
+    Raises
+    ------
+    SettingsChanged
+        Somebody changed a setting of the session in this moment; nothing runs.
+    """
+    context = spark.sparkContext
+    with query_conf(spark, shuffle_partitions) as wanted:
+        # The query's thread takes over what is set here, and hands it to every task.
+        context.setLocalProperty(CHECKPOINT_PROPERTY, checkpoint_location)
+        try:
+            stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
+            stream = stream.option("checkpointLocation", checkpoint_location)
+            taken = {query.name for query in spark.streams.active}
+            stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
+            query = stream.trigger(**trigger).start()
+        finally:
+            context.setLocalProperty(CHECKPOINT_PROPERTY, None)  # type: ignore[arg-type]
+        changed = SETTINGS.changed(spark, wanted)
+    if changed:
+        query.stop()
+        raise SettingsChanged(
+            f"the setting {changed[0]} of the session was changed while the query started",
+            why="Spark copies the settings of a session into a query when it starts",
+            what_to_do="nothing; the query starts again with the settings that it needs",
+            setting=changed[0],
+        )
+    return query

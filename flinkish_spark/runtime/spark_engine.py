@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone, said
+from flinkish_spark.bridge.session import ends_with_this_process
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -30,11 +31,10 @@ from flinkish_spark.runtime.engine import (
 )
 from flinkish_spark.runtime.inputs import DroppedRecords, Inputs
 from flinkish_spark.runtime.latency_tracking import TrackedStaging
-from flinkish_spark.runtime.micro_batch_time import CHECKPOINT_PROPERTY
 from flinkish_spark.runtime.ownership import JobLock, Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.preflight import check_before_start, record_job
-from flinkish_spark.runtime.query import query_conf, start_query
+from flinkish_spark.runtime.query import start_query
 from flinkish_spark.runtime.recovery_parts import Reseeding
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.runtime.sink_staging import SinkStaging
@@ -87,6 +87,7 @@ class SparkEngine:
 
     def lock(self) -> OwnerLock:
         """Return the lock of the job directory."""
+        ends_with_this_process(self._spark)
         return JobLock(self._settings.root / "owner.lock")
 
     def record_job(self) -> JobUuid:
@@ -122,13 +123,12 @@ class SparkEngine:
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
-        with query_conf(self._spark, partitions):
-            self._spark.dataSource.register(ControlSource)
-            beginning = self._savepoints.beginning()
-            marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
-            planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
-            planned = planner.plan(self._graph)
-            check_layout(self._job_dir, planned)
+        self._spark.dataSource.register(ControlSource)
+        beginning = self._savepoints.beginning()
+        marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
+        planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
+        planned = planner.plan(self._graph)
+        check_layout(self._job_dir, planned)
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
         return SparkPlan(self._spark, planned, settings, dropped, partitions)
@@ -212,21 +212,16 @@ class SparkPlan:
     def _start(
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
-        settings, context = self._settings, self._spark.sparkContext
-        # The query's thread takes over what is set here, and hands it to every task.
-        context.setLocalProperty(CHECKPOINT_PROPERTY, str(log.location))
-        try:
-            with query_conf(self._spark, self._shuffle_partitions):
-                query = start_query(
-                    self._spark,
-                    self._planned,
-                    write,
-                    name=settings.name,
-                    checkpoint_location=str(log.location),
-                    trigger=trigger,
-                )
-        finally:
-            context.setLocalProperty(CHECKPOINT_PROPERTY, None)  # type: ignore[arg-type]
+        settings = self._settings
+        query = start_query(
+            self._spark,
+            self._planned,
+            write,
+            name=settings.name,
+            checkpoint_location=str(log.location),
+            trigger=trigger,
+            shuffle_partitions=self._shuffle_partitions,
+        )
         return SparkQuery(query, settings, self._dropped)
 
 

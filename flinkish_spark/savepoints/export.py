@@ -44,7 +44,7 @@ from flinkish_spark.protocol.scans import PlanLayout
 from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
 from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.runtime.key_groups import Routing
-from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.runtime.query import session_of_its_own
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.state_files import BASES, STATE
 from flinkish_spark.savepoints.errors import SavepointFailed
@@ -176,42 +176,41 @@ def export_state(
     numbers = operator_numbers(decision.commits_text)
     if numbers != tuple(range(len(layout.operators))):
         raise _unexpected(f"it has the operators {numbers}, and the plan has {len(layout.operators)}")
-    reader, token = spark.newSession(), uuid.uuid4().hex[:8]
+    reader, token = session_of_its_own(spark, shuffle_partitions), uuid.uuid4().hex[:8]
     files: list[StateFile] = []
     states: dict[str, dict[str, str]] = {}
-    with query_conf(reader, shuffle_partitions):
-        # A state value is a whole key group: few at a time, or a batch outgrows what Arrow holds.
-        reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
-        for number, instance in enumerate(layout.operators):
-            groups = operators[instance.uid].max_parallelism
-            routing = Routing(groups, shuffle_partitions)
-            by_route = {route: group for group, route in enumerate(routing.of_group)}
-            by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
-            bases = checkpoint_location / STATE / BASES
-            write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
-            state = reader.read.format("statestore").option("batchId", str(decision.batch))
-            state = state.option("operatorId", str(number))
-            try:
-                frame = state.load(str(checkpoint_location))
-                values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
-                reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
-            except Exception as error:
-                raise SavepointFailed(
-                    f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
-                    why=said(error),
-                    what_to_do="take another savepoint; the job is not affected",
-                ) from error
-            for report in reports:
-                states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
-            try:
-                found = [group for r in reports for group in r["groups"] if group >= 0]
-                check_groups(instance.uid, groups, found)
-            except ValueError as error:
-                raise _unexpected(str(error)) from None
-            files += [
-                StateFile(instance.uid, instance.chain, r["name"], r["rows"], r["bytes"], r["sha256"])
-                for r in sorted(reports, key=lambda report: str(report["name"]))
-            ]
+    # A state value is a whole key group: few at a time, or a batch outgrows what Arrow holds.
+    reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
+    for number, instance in enumerate(layout.operators):
+        groups = operators[instance.uid].max_parallelism
+        routing = Routing(groups, shuffle_partitions)
+        by_route = {route: group for group, route in enumerate(routing.of_group)}
+        by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
+        bases = checkpoint_location / STATE / BASES
+        write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
+        state = reader.read.format("statestore").option("batchId", str(decision.batch))
+        state = state.option("operatorId", str(number))
+        try:
+            frame = state.load(str(checkpoint_location))
+            values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
+            reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
+        except Exception as error:
+            raise SavepointFailed(
+                f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
+                why=said(error),
+                what_to_do="take another savepoint; the job is not affected",
+            ) from error
+        for report in reports:
+            states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
+        try:
+            found = [group for r in reports for group in r["groups"] if group >= 0]
+            check_groups(instance.uid, groups, found)
+        except ValueError as error:
+            raise _unexpected(str(error)) from None
+        files += [
+            StateFile(instance.uid, instance.chain, r["name"], r["rows"], r["bytes"], r["sha256"])
+            for r in sorted(reports, key=lambda report: str(report["name"]))
+        ]
     return ExportedState(tuple(files), states)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError
+from flinkish_spark.forks import in_this_process
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
@@ -84,7 +85,7 @@ class RetainedState:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="flinkish-state-", dir=scratch))
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        atexit.register(in_this_process(shutil.rmtree), made, ignore_errors=True)
         batch = self.manifest.batch
         for log in (OFFSETS, COMMITS):
             (made / log).mkdir()

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge import describe_failure, said
 from flinkish_spark.errors import FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.graph.partitioning import shuffle_partitions
 from flinkish_spark.operators.broadcast_state import BROADCAST_KIND
 from flinkish_spark.operators.table_codec import HASH
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
@@ -223,7 +224,7 @@ def _by_group(frame: DataFrame, groups: int) -> DataFrame:
 
 
 def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
-    wanted = int(target.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    wanted = shuffle_partitions(target.spark)
     partitions = min(state.max_parallelism, max(wanted, size_bytes // _TASK_BYTES + 1))
     return packed.repartition(partitions, KEY_GROUP).sortWithinPartitions(KEY_GROUP, PART)
 

@@ -15,13 +15,15 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.arguments import instance_of
 from flinkish_spark.bridge import said
+from flinkish_spark.bridge.session import in_session
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.graph.partitioning import shuffle_partitions
 from flinkish_spark.operators.frames import FrameError
 from flinkish_spark.operators.group_state import STATE
 from flinkish_spark.operators.state_evolution import StateMismatch
 from flinkish_spark.operators.stored_groups import BROADCAST, LISTS
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
-from flinkish_spark.runtime.query import query_conf
+from flinkish_spark.runtime.query import session_of_its_own
 from flinkish_spark.runtime.state_files import BASES
 from flinkish_spark.runtime.state_files import STATE as STATE_OF_SPARK
 from flinkish_spark.savepoints.entries import (
@@ -238,12 +240,11 @@ def _in_checkpoint(
         raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
     operator = numbers[str(_chain(uid, chain, numbers))]
     view = retained.view(operator, scratch)
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     try:
-        # Spark makes up its mind about the store's format while it loads; nothing of it stays.
-        with query_conf(spark, partitions):
-            state = spark.read.format("statestore").option("batchId", str(retained.manifest.batch))
-            frame = state.option("operatorId", str(operator)).load(str(view))
+        # Spark makes up its mind about the store's format while it loads.
+        own = session_of_its_own(spark, shuffle_partitions(spark))
+        state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
+        frame = in_session(state.option("operatorId", str(operator)).load(str(view)), spark)
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",

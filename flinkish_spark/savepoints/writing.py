@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.clock import wall_ms
 from flinkish_spark.graph.declared import check_max_parallelism
+from flinkish_spark.graph.partitioning import shuffle_partitions
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
 from flinkish_spark.savepoints.bootstrap import KeyedRows, bootstrap_function
@@ -88,7 +89,7 @@ class SavepointWriter:
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("choose another name"):
             checked_name(job, "job")
-        partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        partitions = shuffle_partitions(spark)
         return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
 
     @classmethod

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flinkish_spark.errors import CorruptObjectError, InputLostError, StoreError
+from flinkish_spark.forks import OwnFile
 from flinkish_spark.store import LocalStore, ObjectMissing, make_directories, sync_directory
 
 _FRAME = struct.Struct(">II")
@@ -75,7 +76,7 @@ class SocketLogWriter:
         The lock, which this writer now owns.
     """
 
-    def __init__(self, folder: Path, lock: BinaryIO) -> None:
+    def __init__(self, folder: Path, lock: OwnFile) -> None:
         self._folder, self._lock = folder, lock
         known = segments(folder)
         self._first = known[-1] if known else 0
@@ -100,7 +101,7 @@ class SocketLogWriter:
         """
         try:
             make_directories(folder)
-            lock = open(folder / "lock", "ab")  # noqa: SIM115 - held until close()
+            lock = OwnFile(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -147,7 +148,9 @@ class SocketLogWriter:
         """Let another process write."""
         with contextlib.suppress(OSError):
             self._file.close()
-        self._lock.close()
+        if self._lock.is_open:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
 
 
 class SocketLogReader:

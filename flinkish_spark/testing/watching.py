@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+from flinkish_spark.forks import close_in_children
+
 
 def watch(pid: int) -> subprocess.Popen[bytes]:
     """Start a process that kills the server `pid` when its own input ends without a line: we are gone.
@@ -11,4 +13,7 @@ def watch(pid: int) -> subprocess.Popen[bytes]:
     Whoever has ended the server writes it the line.
     """
     command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert watcher.stdin is not None
+    close_in_children(watcher.stdin)
+    return watcher

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flinkish_spark.errors import EnvironmentFault, FlinkishError
+from flinkish_spark.forks import Connected, never_finalized
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
@@ -31,7 +32,7 @@ class DatabaseRefused(EnvironmentFault):
     """The database refuses what the sink does; somebody has to see to it."""
 
 
-class Database:
+class Database(Connected):
     """One connection at a time, made anew when it is lost; errors as this package's, without secrets.
 
     Parameters
@@ -49,6 +50,13 @@ class Database:
         self._connect = connect or settings.connect
         self._session: Session | None = None
         self._is_prepared = False
+        self.keep_from_children()
+
+    def leave_to_parent(self) -> None:
+        """Forget the connection, in a child: closing it would end the parent's session, or roll it back."""
+        if self._session is not None:
+            never_finalized(self._session.connection)
+            self._session = None
 
     @property
     def dialect(self) -> Dialect:
