@@ -107,7 +107,7 @@ class ColumnBuckets(BucketAssigner):
                 raise SchemaError(
                     f"the column '{field}' cannot give sink '{uid}' its buckets",
                     why=f"a {schema[field].dataType.simpleString()} cannot be part of a folder's name",
-                    what_to_do="choose a column with strings, numbers or dates; of a time, cast it to a string",
+                    what_to_do="choose strings, numbers or dates; of a time, cast it to a string",
                     uid=uid,
                 )
 
