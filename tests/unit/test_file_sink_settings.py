@@ -434,3 +434,14 @@ def test_names_and_values_in_sql_are_quoted() -> None:
 
     assert MetastorePartition("db.odd`name").quoted == "`db`.`odd``name`"
     assert _literal("it's \\ here") == "'it\\'s \\\\ here'" and _literal(None) == "NULL"
+
+
+def test_a_time_of_day_is_no_bucket() -> None:
+    """Spark accepts the partition when a job starts, and fails at each micro-batch."""
+    fields = T.StructType([T.StructField("at", T.TimeType(6))])
+    with pytest.raises(
+        SchemaError, match=r"a time\(6\) cannot be part of a folder's name.*cast it to a string"
+    ):
+        ColumnBuckets("at").check(fields, "out")
+    for kind in (T.TimestampType(), T.TimestampNTZType(), T.DateType()):
+        ColumnBuckets("at").check(T.StructType([T.StructField("at", kind)]), "out")

@@ -3,6 +3,7 @@ import json
 import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -371,3 +372,43 @@ def test_a_finished_rewind_starts_a_lineage(tmp_path):
     job_dir.close_rewind(intent)
     assert job_dir.open_rewind() is None
     assert job_dir.lineage() == Lineage(1)
+
+
+WHOLE = {
+    "metadata": '{"id":"0f2e"}',
+    "offsets/7": 'v1\n{"batchTimestampMs":1}\n{"orders":{"0":17}}',
+    "offsets/8": 'v1\n{"batchTimestampMs":2}\n{"orders":{"0":34}}\n-',
+    "commits/7": 'v1\n{"nextBatchWatermarkMs":0}',
+    "commits/8": 'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}',
+}
+
+
+def log_of(folder: Path, entries: dict[str, str]) -> SparkLog:
+    for name, text in entries.items():
+        file = folder / "spark/1" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return SparkLog(LocalStore(folder), "spark/1", folder / "spark/1")
+
+
+def test_a_whole_log_of_sparks_and_an_empty_one_are_fine(tmp_path: Path) -> None:
+    log_of(tmp_path / "whole", WHOLE).check()
+    log_of(tmp_path / "empty", {}).check()
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+@pytest.mark.parametrize("left", [0, 4, -3])
+def test_an_entry_of_sparks_log_that_is_cut_off_is_named(tmp_path: Path, name: str, left: int) -> None:
+    cut = WHOLE[name].removesuffix("\n-")[:left]
+    with pytest.raises(CorruptObjectError, match=f"{tmp_path}/spark/1/{name} of Spark's own log is cut off"):
+        log_of(tmp_path, WHOLE | {name: cut}).check()
+
+
+def test_older_entries_of_sparks_log_are_not_read_when_it_starts(tmp_path: Path) -> None:
+    log_of(tmp_path, WHOLE | {"offsets/6": "v1", "commits/6": ""}).check()
+
+
+@pytest.mark.parametrize("text", ["v1\n{", 'v1\n{}\n{"orders"'])
+def test_offsets_that_are_cut_off_are_a_damaged_object(text: str) -> None:
+    with pytest.raises(CorruptObjectError, match="is cut off or was changed"):
+        LoggedOffsets.parse(text)

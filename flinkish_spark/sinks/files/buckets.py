@@ -102,12 +102,14 @@ class ColumnBuckets(BucketAssigner):
                     uid=uid,
                 )
             if not isinstance(schema[field].dataType, T.AtomicType) or isinstance(
-                schema[field].dataType, T.BinaryType | T.VariantType
+                # Spark takes a TIME for a partition, and fails when it writes the first one.
+                schema[field].dataType,
+                T.BinaryType | T.VariantType | T.TimeType,
             ):
                 raise SchemaError(
                     f"the column '{field}' cannot give sink '{uid}' its buckets",
                     why=f"a {schema[field].dataType.simpleString()} cannot be part of a folder's name",
-                    what_to_do="choose a column with strings, numbers or dates",
+                    what_to_do="choose strings, numbers or dates; of a time, cast it to a string",
                     uid=uid,
                 )
 
