@@ -1,9 +1,9 @@
 """JSON texts whose values are what stands there: what else is bad, for sessions without our parser.
 
-Spark's own parser reads the first value of a text and the last of fields of one name. It rounds decimals, makes
-an infinity of 1e400, takes any number for a second since 1970, and cuts what is finer than a microsecond. So a text
-is looked at here before Spark gets it. `QuickJsonParser` in jvm-shim keeps the same rules; one table of cases
-holds both.
+Spark's own parser reads the first value of a text and the last of fields of one name. It rounds decimals,
+makes an infinity of 1e400, takes any number for a second since 1970, and cuts what is finer than a
+microsecond. So a text is looked at here before Spark gets it. `QuickJsonParser` in jvm-shim keeps the same
+rules; one table of cases holds both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import types as T
@@ -135,12 +136,12 @@ def _check_of(kind: T.DataType) -> _Check | None:
             inner = _check_of(kind.valueType)
             return None if inner is None else _entries(inner)
         case T.DecimalType():
-            return lambda value: _decimal(value, kind.precision, kind.scale)
+            return partial(_decimal, precision=kind.precision, scale=kind.scale)
     return _SIMPLE.get(type(kind))
 
 
 def _fields(kind: T.StructType) -> _Check:
-    checks = [(field.name, check) for field in kind if (check := _check_of(field.dataType)) is not None]
+    checks = [(field.name, one) for field in kind if (one := _check_of(field.dataType)) is not None]
 
     def check(value: Any) -> Any:
         if not isinstance(value, _Object):
@@ -194,7 +195,8 @@ def _float(value: Any) -> Any:
 
 
 def _finite(value: Any, overflows: float) -> Any:
-    if isinstance(value, _Whole | _Fraction) and value not in _NOT_A_NUMBER and abs(float(value)) >= overflows:
+    is_number = isinstance(value, _Whole | _Fraction) and value not in _NOT_A_NUMBER
+    if is_number and abs(float(value)) >= overflows:
         raise _BadValue("it is too large")
     return value
 

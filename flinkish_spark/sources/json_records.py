@@ -1,7 +1,8 @@
 """JSON values of a Kafka source: what counts as bad, and what each policy makes of it.
 
 Spark's parser alone is too kind: an empty value becomes a record of nulls, and bytes that are no UTF-8 are
-replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is parsed.
+replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is
+parsed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from flinkish_spark.drop_in import FORMAT_NAME, register
 from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
+    BadRecordError,
     BrokerUnavailableError,
     ConfigError,
 )
@@ -52,9 +53,11 @@ from flinkish_spark.sources.kafka_reading import (
     READER_DEFAULTS,
     RESERVED,
     channel_column,
+    first_bad_time,
     for_jvm,
     ranges_between,
     subscription,
+    with_checked_times,
 )
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
@@ -282,6 +285,11 @@ class KafkaSource(EndsAtOffsets):
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
+    def find_bad_time(self, start: LoggedOffsets | None, end: LoggedOffsets) -> BadRecordError | None:
+        """Read one micro-batch's range again, up to its first record whose timestamp is no time."""
+        starts = {} if start is None else self.offsets_in(start)
+        return first_bad_time(self.connection, starts, self.offsets_in(end))
+
     def _format_in(self, spark: SparkSession) -> str:
         if self.reader is Engine.JVM:
             return "kafka"
@@ -290,7 +298,7 @@ class KafkaSource(EndsAtOffsets):
 
     def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         frame = self._stream(spark, control_path, {}).load()
-        frame = cut_at(frame, self.ends_in(control_path))
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path)))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
@@ -298,7 +306,7 @@ class KafkaSource(EndsAtOffsets):
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path), F.col("topic").isNull()))
         channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
