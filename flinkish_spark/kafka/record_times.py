@@ -11,9 +11,7 @@ from flinkish_spark.kafka.record_batch import Int64s
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 #: Kafka's own word for a record that has none.
 NO_TIME_MS = -1
-BAD_TIME_TO_DO = (
-    "correct the producer; delete the records up to it, or read from behind it in a new job_dir"
-)
+BAD_TIME_TO_DO = "correct the producer; delete the records up to it, or read from behind it in a new job_dir"
 
 
 def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int64s) -> None:

@@ -34,6 +34,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.TimestampNTZType,
     T.DayTimeIntervalType,
     T.YearMonthIntervalType,
+    T.NullType,
 )
 
 

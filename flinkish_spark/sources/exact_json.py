@@ -30,6 +30,12 @@ _LAST_YEAR = 9999
 #: From here on the nearest FLOAT is an infinity.
 _FLOAT_OVERFLOWS = float(2**128 - 2**103)
 _NOT_A_NUMBER = ("NaN", "Infinity", "-Infinity")
+#: Texts that Spark takes for such.
+_TEXTS_OF_NUMBERS = {name: name for name in _NOT_A_NUMBER} | {
+    "+Infinity": "Infinity",
+    "+INF": "Infinity",
+    "-INF": "-Infinity",
+}
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
@@ -195,6 +201,11 @@ def _float(value: Any) -> Any:
 
 
 def _finite(value: Any, overflows: float) -> Any:
+    if _is_text(value):
+        if value not in _TEXTS_OF_NUMBERS:
+            raise _BadValue("it is no number")
+        # Without quotes, which readers other than Spark's want.
+        return _Fraction(_TEXTS_OF_NUMBERS[value])
     is_number = isinstance(value, _Whole | _Fraction) and value not in _NOT_A_NUMBER
     if is_number and abs(float(value)) >= overflows:
         raise _BadValue("it is too large")

@@ -64,7 +64,8 @@ class JsonLines(InputFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
-    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``; objects are STRUCTs.
+    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs. A
+    number with more digits than its type holds, or too large for it, is no value of it.
     """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -79,15 +80,15 @@ class JsonLines(InputFormat):
             yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse maps, which Arrow does not read."""
+        """Refuse maps and intervals, which Arrow does not read."""
         import pyarrow as pa
 
         for field in schema:
-            if pa.types.is_map(field.type):
+            if any(word in str(field.type) for word in ("map<", "duration[")):
                 raise ConfigError(
                     f"JSON files cannot hold the field '{field.name}', which is {field.type}",
-                    what_to_do="declare the keys as fields of a STRUCT; or read lines with TextLines(), and "
-                    "parse them in a map()",
+                    what_to_do="declare the keys of a map as fields of a STRUCT, an interval as STRING; or read "
+                    "lines with TextLines(), and parse them in a map()",
                 )
 
 
@@ -146,7 +147,10 @@ class CsvFiles(InputFormat):
 
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
-        types = {field.name: field.type for field in schema}
+        # Floating numbers as texts first: of an infinity Arrow does not say whether it was one.
+        types = {
+            field.name: pa.string() if pa.types.is_floating(field.type) else field.type for field in schema
+        }
         with pa.input_stream(path, compression="detect") as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if not begin:
@@ -154,7 +158,7 @@ class CsvFiles(InputFormat):
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
-            yield from csv.open_csv(
+            batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
@@ -163,6 +167,8 @@ class CsvFiles(InputFormat):
                     column_types=types, include_columns=names, null_values=[""]
                 ),
             )
+            for batch in batches:
+                yield _with_numbers(batch, schema)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse lists, maps and structs."""
@@ -171,6 +177,42 @@ class CsvFiles(InputFormat):
         for field in schema:
             if pa.types.is_nested(field.type):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with floating numbers in the places of texts, all of them within their types.
+
+    Raises
+    ------
+    ArrowInvalid
+        A number has more digits than its type, or is none.
+    """
+    import pyarrow as pa
+
+    columns = [
+        _floating(batch.column(field.name), field.type)
+        if pa.types.is_floating(field.type)
+        else batch.column(field.name)
+        for field in schema
+    ]
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    whole.validate(full=True)
+    return whole
+
+
+def _floating(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim(texts, " \t")
+    given = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+    numbers = pc.cast(given, kind)
+    too_large = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(given, "[0-9]"))
+    if pc.any(too_large).as_py():
+        first = given.filter(too_large)[0].as_py()
+        raise pa.ArrowInvalid(f"{first} is too large for {kind}")
+    return numbers
 
 
 def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

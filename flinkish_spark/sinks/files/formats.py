@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.exact_texts import TIME_OPTIONS, unfit_for_json
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -20,6 +21,10 @@ _RESERVED = {
 }
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
+
+
+#: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
+_WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 
 
 class FileFormat(enum.Enum):
@@ -37,6 +42,17 @@ class FileFormat(enum.Enum):
     def is_lines(self) -> bool:
         """Whether files can be put one behind the other."""
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
+
+
+def exact_options(kind: FileFormat) -> Mapping[str, str]:
+    """Return under which options a format says all of a value; a user's own go before them."""
+    match kind:
+        case FileFormat.JSON:
+            return TIME_OPTIONS
+        case FileFormat.CSV:
+            return {**TIME_OPTIONS, **_WHOLE_TEXTS}
+        case _:
+            return {}
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
@@ -152,6 +168,10 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
         return f"a CSV column cannot hold {data_type.simpleString()}"
     if isinstance(data_type, T.NullType) and kind is not FileFormat.JSON:
         return "a column that is always null has no type"
+    if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
+        return "a CSV column holds text, and bytes may be none"
+    if kind is FileFormat.JSON and (why := unfit_for_json(data_type)):
+        return why
     intervals = (T.CalendarIntervalType, T.VariantType) if kind is FileFormat.CSV else T.CalendarIntervalType
     if isinstance(data_type, intervals):
         return f"the format has no {data_type.simpleString()}"
