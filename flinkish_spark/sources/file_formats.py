@@ -64,8 +64,8 @@ class JsonLines(InputFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
-    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs. A
-    number with more digits than its type holds, or too large for it, is no value of it.
+    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs.
+    A number with more digits than its type holds, or too large for it, is no value of it.
     """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -81,14 +81,12 @@ class JsonLines(InputFormat):
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse maps and intervals, which Arrow does not read."""
-        import pyarrow as pa
-
         for field in schema:
             if any(word in str(field.type) for word in ("map<", "duration[")):
                 raise ConfigError(
                     f"JSON files cannot hold the field '{field.name}', which is {field.type}",
-                    what_to_do="declare the keys of a map as fields of a STRUCT, an interval as STRING; or read "
-                    "lines with TextLines(), and parse them in a map()",
+                    what_to_do="declare the keys of a map as fields of a STRUCT, an interval as STRING; or "
+                    "read lines with TextLines(), and parse them in a map()",
                 )
 
 

@@ -66,16 +66,17 @@ def test_times_are_written_in_utc_with_their_microseconds(zoned: Any) -> None:
 def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = """SELECT 0 AS n, TINYINT(-128) AS t, 9223372036854775807 AS l, FLOAT(3.4028235E38) AS f,
         DOUBLE(4.9E-324) AS d, CAST('-0.00000000000000000000000000000000000001' AS DECIMAL(38,38)) AS p,
-        'a\\u0000\\u001f"\\\\ä😀' AS s, X'00FF80' AS b, DATE'0001-01-01' AS day, TIMESTAMP'0001-01-01 UTC' AS at,
-        TIMESTAMP_NTZ'2026-03-29 02:30:00.000001' AS wall, INTERVAL '-1 02:03:04.000005' DAY TO SECOND AS span,
-        INTERVAL '-1-2' YEAR TO MONTH AS months, ARRAY(1.5BD, NULL) AS a, MAP('k', TIMESTAMP'2026-10-25 00:30:00 UTC',
-        '', NULL) AS m, NAMED_STRUCT('f', FLOAT('NaN'), 's', '') AS x
+        'a\\u0000\\u001f"\\\\ä😀' AS s, X'00FF80' AS b, DATE'0001-01-01' AS day,
+        TIMESTAMP'0001-01-01 UTC' AS at, TIMESTAMP_NTZ'2026-03-29 02:30:00.000001' AS wall,
+        INTERVAL '-1 02:03:04.000005' DAY TO SECOND AS span, INTERVAL '-1-2' YEAR TO MONTH AS months,
+        ARRAY(1.5BD, NULL) AS a, MAP('k', TIMESTAMP'2026-10-25 00:30:00 UTC', '', NULL) AS m,
+        NAMED_STRUCT('f', FLOAT('NaN'), 's', '') AS x
         UNION ALL SELECT 1, TINYINT(127), -9223372036854775808, FLOAT('-Infinity'), DOUBLE('Infinity'),
         CAST('0' AS DECIMAL(38,38)), '', X'', DATE'9999-12-31', TIMESTAMP'9999-12-31 23:59:59.999999 UTC',
         TIMESTAMP_NTZ'9999-12-31 23:59:59.999999', INTERVAL '106751991 04:00:54.775807' DAY TO SECOND,
         INTERVAL '178956970-7' YEAR TO MONTH, ARRAY(), MAP(), NULL
-        UNION ALL SELECT 2, NULL, NULL, FLOAT('NaN'), -0.0D, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NAMED_STRUCT('f', NULL, 's', NULL)"""
+        UNION ALL SELECT 2, NULL, NULL, FLOAT('NaN'), -0.0D, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NAMED_STRUCT('f', NULL, 's', NULL)"""
     frame = zoned.sql(limits)
     value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
     texts = frame.select(value.alias("value"))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import ConfigError
+from flinkish_spark.errors import ConfigError, SchemaError
 from flinkish_spark.sinks.files.formats import FileFormat, check_columns, exact_options
 from flinkish_spark.sources.file_formats import CsvFiles, CsvHeader, JsonLines
 from flinkish_spark.sources.json_lines import BadLine, tables_of
@@ -29,7 +29,7 @@ def json_value(kind: pa.DataType, text: str) -> Any:
 def csv_value(folder: Path, kind: pa.DataType, text: str) -> Any:
     (folder / "x.csv").write_text(f"{text}\n")
     batches = CsvFiles(CsvHeader.NONE).batches(str(folder / "x.csv"), pa.schema([("a", kind)]))
-    return [row["a"] for batch in batches for row in batch.to_pylist()][0]
+    return next(row["a"] for batch in batches for row in batch.to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_value_of_a_json_line_is_what_stands_there(kind: pa.DataType, text: st
 
 def test_a_text_of_nan_is_a_number_only_where_one_is_wanted() -> None:
     schema = pa.schema([("x", pa.float64()), ("s", pa.string())])
-    (table,) = tables_of(b'{"x":"NaN","s":"NaN"}\n\n{"x":1,"s":"Infinity"}', schema)
+    (table,) = tables_of(b'{"x":"NaN","s":"NaN"}\n\n{"x":1,"s":"Infinity"}\n', schema)
     first, second = table.to_pylist()
     assert math.isnan(first["x"]) and first["s"] == "NaN"
     assert second == {"x": 1.0, "s": "Infinity"}
@@ -135,8 +135,6 @@ def test_json_lines_refuse_what_arrow_does_not_read(kind: pa.DataType) -> None:
     ],
 )
 def test_files_refuse_what_has_no_exact_text(form: FileFormat, kind: T.DataType) -> None:
-    from flinkish_spark.errors import SchemaError
-
     with pytest.raises(SchemaError, match="cannot write the field 'a'"):
         check_columns(form, T.StructType().add("a", kind), [], "out")
 
