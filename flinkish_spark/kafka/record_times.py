@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import BadRecordError
-from flinkish_spark.kafka.record_batch import Int64s
+
+if TYPE_CHECKING:
+    from flinkish_spark.kafka.record_batch import Int64s
 
 #: Of the years 1 to 9999, which are those that a TIMESTAMP holds.
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 #: Kafka's own word for a record that has none.
 NO_TIME_MS = -1
-BAD_TIME_TO_DO = "correct the producer; delete the records up to it, or read from behind it in a new job_dir"
 
 
 def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int64s) -> None:
@@ -24,7 +25,7 @@ def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int6
     """
     outside = (timestamps_ms < FIRST_MS) | (timestamps_ms > LAST_MS)
     if outside.any():
-        at = int(np.argmax(outside))
+        at = int(outside.argmax())
         raise bad_time(topic, partition, int(offsets[at]), int(timestamps_ms[at]))
 
 
@@ -34,7 +35,7 @@ def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadR
     return BadRecordError(
         f"the record at {place} has the timestamp {timestamp_ms}",
         why="Kafka's timestamps are milliseconds since 1970, and this is in none of the years 1 to 9999",
-        what_to_do=BAD_TIME_TO_DO,
+        what_to_do="correct the producer; delete the records up to it, or read from behind it in a new job",
         topic=topic,
         partition=partition,
         offset=offset,

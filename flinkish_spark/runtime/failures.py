@@ -24,14 +24,15 @@ from flinkish_spark.errors import (
     UserError,
     UserFunctionError,
 )
-from flinkish_spark.kafka.record_times import BAD_TIME_TO_DO
+from flinkish_spark.kafka.record_times import bad_time
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER, UNREADABLE_MARKER
+from flinkish_spark.sources.kafka_reading import BAD_TIME_MARKER
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
 #: What Spark's own reader says of a record's time that it cannot count in microseconds.
-_BAD_TIME = ("KafkaRecordToRowConverter", "long overflow")
+_BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
 _INPUT_LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
     r"|UnknownTopicOrPartition",
@@ -73,10 +74,6 @@ class UnreadableRecordError(BadRecordError):
             "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
             **facts,
         )
-
-
-class BadTimeError(BadRecordError):
-    """Spark's Kafka reader met a timestamp that no TIMESTAMP holds; it does not say of which record."""
 
 
 class RepeatableUserError(UserFunctionError):
@@ -124,11 +121,12 @@ def classify(error: BaseException) -> FlinkishError:
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
-    if all(word in text for word in _BAD_TIME):
-        return BadTimeError(
-            "a Kafka record has a timestamp that is in none of the years 1 to 9999",
-            what_to_do=BAD_TIME_TO_DO,
-        )
+    if BAD_TIME_MARKER in text:
+        facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
+        return bad_time(**facts)
+    if (refused := _BAD_TIME.search(text)) is not None:
+        topic, partition, offset, timestamp_ms = refused.groups()
+        return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
     if any(name in text for name in _MALFORMED):
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:

@@ -11,7 +11,7 @@ from flinkish_spark.errors import FlinkishError, InputLostError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId
-from flinkish_spark.runtime.failures import BadTimeError, UnreadableRecordError
+from flinkish_spark.runtime.failures import UnreadableRecordError
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, LoggedOffsets, SparkLog
 from flinkish_spark.sources.json_records import DROPPED_METRIC
 
@@ -82,7 +82,7 @@ class Inputs:
         Spark's parser does not say which record it refused; one batch query over the failed
         micro-batch's range does.
         """
-        if not isinstance(error, UnreadableRecordError | BadTimeError) or "offset" in error.facts:
+        if not isinstance(error, UnreadableRecordError) or "offset" in error.facts:
             return error
         failed = sorted(self.log.batches(OFFSETS) - self.log.batches(COMMITS))
         end = self._logged(failed[-1]) if failed else None
@@ -92,16 +92,12 @@ class Inputs:
         start = self._logged(BatchId(before)) if before >= 0 else None
         for node in self.sources:
             try:
-                if isinstance(error, BadTimeError):
-                    named: FlinkishError | None = node.source.find_bad_time(start, end)
-                else:
-                    found = node.source.find_bad_record(spark, start, end)
-                    named = None if found is None else UnreadableRecordError.at(*found)
+                found = node.source.find_bad_record(spark, start, end)
             except Exception as trouble:
                 LOG.warning("the unreadable record of '%s' cannot be looked up: %s", node.uid, trouble)
                 continue
-            if named is not None:
-                return named
+            if found is not None:
+                return UnreadableRecordError.at(*found)
         return error
 
     def _logged(self, batch: BatchId) -> LoggedOffsets | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.errors import BadRecordError, GraphError
+from flinkish_spark.errors import GraphError
 from flinkish_spark.protocol.scans import Position
 
 if TYPE_CHECKING:
@@ -232,13 +232,6 @@ class Source(ABC):
         """Return topic, partition and offset of an unreadable record between `start` and `end`.
 
         Called once after a failure, to name the record; `start` is None for the first micro-batch.
-        """
-        return None
-
-    def find_bad_time(self, start: LoggedOffsets | None, end: LoggedOffsets) -> BadRecordError | None:
-        """Return the error of a record between `start` and `end` whose time is none; None if there is none.
-
-        Called as :meth:`find_bad_record`.
         """
         return None
 

@@ -15,7 +15,6 @@ from flinkish_spark.drop_in import FORMAT_NAME, register
 from flinkish_spark.drop_in.option_names import CONTROL_PATH, FIRST_OFFSETS, HELD_PATH, HELD_SOURCE
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import (
-    BadRecordError,
     BrokerUnavailableError,
     ConfigError,
 )
@@ -53,7 +52,6 @@ from flinkish_spark.sources.kafka_reading import (
     READER_DEFAULTS,
     RESERVED,
     channel_column,
-    first_bad_time,
     for_jvm,
     ranges_between,
     subscription,
@@ -284,11 +282,6 @@ class KafkaSource(EndsAtOffsets):
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
         found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
-
-    def find_bad_time(self, start: LoggedOffsets | None, end: LoggedOffsets) -> BadRecordError | None:
-        """Read one micro-batch's range again, up to its first record whose timestamp is no time."""
-        starts = {} if start is None else self.offsets_in(start)
-        return first_bad_time(self.connection, starts, self.offsets_in(end))
 
     def _format_in(self, spark: SparkSession) -> str:
         if self.reader is Engine.JVM:

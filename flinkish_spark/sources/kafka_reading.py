@@ -15,7 +15,6 @@ from flinkish_spark.drop_in.option_names import (
     HELD_SOURCE,
     PER_SECOND,
 )
-from flinkish_spark.errors import BadRecordError
 from flinkish_spark.kafka.channels import TOPIC_BITS, TOPIC_SHIFT
 from flinkish_spark.kafka.record_times import FIRST_MS, LAST_MS, NO_TIME_MS
 from flinkish_spark.runtime import columns as C
@@ -23,16 +22,13 @@ from flinkish_spark.runtime import columns as C
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from flinkish_spark.kafka.options import KafkaConnection
-
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
 #: 0.2 s with these settings and 0.8 s without.
 READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 
-#: Opens the message of an error about a record's timestamp.
-BAD_TIME_MARKER = "[FLINKISH_BAD_RECORD] the timestamp of a record is in none of the years 1 to 9999"
-_PLACE = ("topic", "partition", "offset")
+#: Opens the message of an error about a record's timestamp; its place and the time follow as JSON.
+BAD_TIME_MARKER = "[FLINKISH_BAD_TIME]"
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 #: Reader options that the source sets itself, in lower case.
 RESERVED = frozenset(
@@ -119,8 +115,8 @@ def with_checked_times(records: DataFrame) -> DataFrame:
     """
     ms = F.unix_millis("timestamp")
     is_time = ms.isNull() | ms.between(FIRST_MS, LAST_MS)
-    place = F.concat_ws(", ", *[F.concat(F.lit(f"{name} "), F.col(name)) for name in _PLACE])
-    message = F.concat(F.lit(f"{BAD_TIME_MARKER} at "), place, F.lit(": "), ms.cast("string"), F.lit(" ms"))
+    place = F.to_json(F.struct("topic", "partition", "offset", ms.alias("timestamp_ms")))
+    message = F.concat(F.lit(BAD_TIME_MARKER), place)
     checked = F.when(is_time, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
     return with_known_times(records.where(checked))
 
@@ -129,36 +125,6 @@ def with_known_times(records: DataFrame) -> DataFrame:
     """Return records whose `timestamp` is null where they have none."""
     is_known = F.unix_millis("timestamp") != NO_TIME_MS
     return records.withColumn("timestamp", F.when(is_known, F.col("timestamp")))
-
-
-def first_bad_time(
-    connection: KafkaConnection,
-    starts: Mapping[str, Mapping[int, int]],
-    ends: Mapping[str, Mapping[int, int]],
-) -> BadRecordError | None:
-    """Return the error of the first record in a range whose timestamp is no time; None if there is none.
-
-    Parameters
-    ----------
-    starts
-        By topic and partition; what is not in it is read from the first record there is.
-    """
-    from flinkish_spark.kafka.positions import Positions
-    from flinkish_spark.kafka.range_reader import OffsetRange, RangeReader
-    from flinkish_spark.kafka.reader_settings import ReaderSettings
-
-    places = [(topic, number) for topic, numbers in ends.items() for number in numbers]
-    with Positions(connection) as positions:
-        earliest = positions.earliest(places)
-    reader = RangeReader(connection, ReaderSettings())
-    for topic, number in places:
-        begin = starts.get(topic, {}).get(number, earliest[topic, number])
-        try:
-            for _ in reader.read(OffsetRange(topic, number, begin, ends[topic][number])):
-                pass
-        except BadRecordError as found:
-            return found
-    return None
 
 
 def channel_column(topics: Sequence[str]) -> Column:

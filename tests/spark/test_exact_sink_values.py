@@ -9,9 +9,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.errors import BadRecordError
 from flinkish_spark.formats import Json, Raw
+from flinkish_spark.runtime.failures import classify
 from flinkish_spark.sinks.kafka import KafkaSink
 from flinkish_spark.sinks.kafka_columns import record_columns
+from flinkish_spark.sources.kafka_reading import with_checked_times
 
 SETTINGS = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
 #: In Berlin both are half past two of the same night; the others are apart by a microsecond.
@@ -102,3 +105,23 @@ def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPa
     wanted = shown(frame)
     assert shown(read.select("ours.*")) == wanted
     assert shown(read.select("sparks.*")) == wanted
+
+
+def test_a_record_without_a_time_has_none(spark: Any) -> None:
+    times = [-1, -5, 0, -62_135_596_800_000, 253_402_300_799_999, None]
+    rows = [("t", 0, number, time) for number, time in enumerate(times)]
+    frame = spark.createDataFrame(rows, "topic STRING, partition INT, offset LONG, ms LONG")
+    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
+    read = with_checked_times(frame).orderBy("offset").select(F.unix_millis("timestamp")).collect()
+    assert [row[0] for row in read] == [None, *times[1:]]
+
+
+@pytest.mark.parametrize("time", [253_402_300_800_000, -62_135_596_800_001, 1_767_225_600_000_000])
+def test_a_time_that_only_spark_can_hold_is_refused_as_by_the_python_reader(spark: Any, time: int) -> None:
+    frame = spark.createDataFrame([("t", 3, 7, time)], "topic STRING, partition INT, offset LONG, ms LONG")
+    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
+    with pytest.raises(Exception, match="FLINKISH_BAD_TIME") as raised:
+        with_checked_times(frame).select("offset").collect()
+    error = classify(raised.value)
+    assert isinstance(error, BadRecordError)
+    assert f"topic t, partition 3, offset 7 has the timestamp {time}" in str(error)
