@@ -24,8 +24,8 @@ from flinkish_spark.bridge.delta_errors import (
     translated,
 )
 from flinkish_spark.bridge.delta_staged_rows import BATCH, DELETED, ORDER, read_staged
-from flinkish_spark.errors import raise_translated
 from flinkish_spark.bridge.session_settings import SETTINGS
+from flinkish_spark.errors import raise_translated
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import (
     Append,

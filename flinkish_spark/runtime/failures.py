@@ -28,10 +28,12 @@ from flinkish_spark.errors import (
     UserError,
     UserFunctionError,
 )
+from flinkish_spark.kafka.record_times import bad_time
 from flinkish_spark.protocol.causes import MOST_MESSAGE, Chain
 from flinkish_spark.protocol.conditions import Rule, Sort, rule_of
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER, UNREADABLE_MARKER
+from flinkish_spark.sources.kafka_reading import BAD_TIME_MARKER
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
@@ -39,6 +41,8 @@ _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
 _OF_A_FILE = "FAILED_READ_FILE"
 #: An error of ours that was raised in a Python process of Spark's: its module, class and message.
 _OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
+#: What Spark's own reader says of a record's time that it cannot count in microseconds.
+_BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
 #: Longest part of a message of ours out of a task that is repeated.
 _MOST_TEXT = 1_500
 #: Begins a note on an exception that says where in the job it came up.
@@ -161,6 +165,12 @@ def _marked(text: str) -> FlinkishError | None:
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
+    if BAD_TIME_MARKER in text:
+        facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
+        return bad_time(**facts)
+    if (refused := _BAD_TIME.search(text)) is not None:
+        topic, partition, offset, timestamp_ms = refused.groups()
+        return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
     if any(name in text for name in _MALFORMED) and _OF_A_FILE not in text:
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:

@@ -68,6 +68,7 @@ class JsonLines(InputFormat):
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
     A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, of which a TIMESTAMP_NTZ has no zone,
     a BINARY base64; objects are STRUCTs.
+    A number with more digits than its type holds, or too large for it, is no value of it.
     """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -89,8 +90,8 @@ class JsonLines(InputFormat):
             if _has_one(field.type, pa.types.is_map):
                 raise ConfigError(
                     f"JSON files cannot hold the field '{field.name}', which is {field.type}",
-                    what_to_do="declare the keys as fields of a STRUCT; or read lines with TextLines(), and "
-                    "parse them in a map()",
+                    what_to_do="declare the keys of a map as fields of a STRUCT, an interval as STRING; or "
+                    "read lines with TextLines(), and parse them in a map()",
                 )
             if _has_one(field.type, lambda kind: pa.types.is_time(kind) or pa.types.is_duration(kind)):
                 raise ConfigError(
@@ -186,7 +187,10 @@ class CsvFiles(InputFormat):
                     floats_of(column, field.type, field.name) if field.name in as_texts else column
                     for field, column in zip(schema, batch.columns, strict=True)
                 ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+                # Arrow counts a decimal's digits before it adds those of the scale.
+                whole.validate(full=True)
+                yield whole
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse lists, maps, structs and intervals."""

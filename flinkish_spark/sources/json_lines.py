@@ -7,9 +7,12 @@ that follow each other in a line, or go over several. So of each line it is seen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from pyspark.sql import types as T
+
+from flinkish_spark.sources.exact_json import MALFORMED, exact_text
 from flinkish_spark.sources.text_values import as_typed, written_as
 
 if TYPE_CHECKING:
@@ -73,6 +76,9 @@ def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
         table = _parsed(block, schema)
         is_one_a_line = table.num_rows == _count(block)
     except pa.ArrowInvalid as error:
+        bare = _with_bare_numbers(block, schema)
+        if bare != block:
+            return _table_of(bare, first, schema)
         raise _bad_line(block, first, schema, str(error)) from None
     if not is_one_a_line:
         raise _bad_line(block, first, schema, "is more than one JSON object")
@@ -96,7 +102,38 @@ def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
             at = table.schema.get_field_index(field.name)
             typed = [as_typed(chunk, field.type) for chunk in table.column(at).chunks]
             table = table.set_column(at, field, pa.chunked_array(typed, field.type))
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    table.validate(full=True)
     return table
+
+
+def _with_bare_numbers(block: bytes, schema: pa.Schema) -> bytes:
+    """Return a block with NaN and the infinities as Arrow wants them, where they are written as texts."""
+    floats = [T.StructField(field.name, kind) for field in schema if (kind := _float_of(field.type))]
+    if not floats:
+        return block
+    look = exact_text(T.StructType(floats))
+    return b"\n".join(_bare(line, look) for line in block.split(b"\n"))
+
+
+def _bare(line: bytes, look: Callable[[bytes], str | None]) -> bytes:
+    found = look(line)
+    return line if found is None or found == MALFORMED else found.encode()
+
+
+def _float_of(kind: pa.DataType) -> T.DataType | None:
+    """Return what of a type is FLOAT or DOUBLE; None if nothing is."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        inner = _float_of(kind.value_type)
+        return None if inner is None else T.ArrayType(inner)
+    if pa.types.is_struct(kind):
+        fields = [T.StructField(field.name, one) for field in kind if (one := _float_of(field.type))]
+        return T.StructType(fields) if fields else None
+    if pa.types.is_float32(kind):
+        return T.FloatType()
+    return T.DoubleType() if pa.types.is_float64(kind) else None
 
 
 def _count(block: bytes) -> int:

@@ -59,6 +59,7 @@ from flinkish_spark.sources.kafka_reading import (
     for_jvm,
     ranges_between,
     subscription,
+    with_checked_times,
 )
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
@@ -308,7 +309,7 @@ class KafkaSource(EndsAtOffsets):
             Those that these add.
         """
         frame = self._stream(spark, control_path, more).load()
-        frame = cut_at(frame, self.ends_in(control_path))
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path)))
         own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
@@ -316,7 +317,7 @@ class KafkaSource(EndsAtOffsets):
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path), F.col("topic").isNull()))
         channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]

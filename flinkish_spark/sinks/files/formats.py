@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import ConfigError, SchemaError
-from flinkish_spark.runtime.exact_texts import TIME_OPTIONS
+from flinkish_spark.runtime.exact_texts import TIME_OPTIONS, unfit_for_json
 from flinkish_spark.runtime.usable_types import parts_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ _RESERVED = {
 }
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
+
+
+#: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
+_WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 
 
 class FileFormat(enum.Enum):
@@ -41,11 +45,10 @@ class FileFormat(enum.Enum):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
-_BLANKS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 #: Options of Spark's writers that a sink gives unless they are given.
 _EXACT: dict[FileFormat, Mapping[str, str]] = {
     FileFormat.JSON: TIME_OPTIONS,
-    FileFormat.CSV: {**TIME_OPTIONS, **_BLANKS},
+    FileFormat.CSV: {**TIME_OPTIONS, **_WHOLE_TEXTS},
 }
 
 
@@ -172,6 +175,8 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
             return f"the format has no {part.simpleString()}"
         if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"
+    if kind is FileFormat.JSON and (why := unfit_for_json(data_type)):
+        return why
     return ""
 
 
