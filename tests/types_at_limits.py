@@ -202,6 +202,13 @@ _OWN = ("rows of SplitSource", "batches of SplitSource")
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        STATES,
+        None,
+        _TIME,
+        "wants `spark.sql.timeType.enabled=true`, without which Spark refuses the plan before the start",
+        (),
+    ),
+    Rule(
         (*_OWN, "ParquetFiles", *SOURCES_OF_SPARK, *STATES, *SINKS),
         None,
         _INTERVAL,

@@ -104,7 +104,7 @@ def test_sqlite_has_what_was_written(form: str, tmp_path: Path) -> None:
         folder.mkdir()
         database = TestDatabase(f"jdbc:sqlite:{folder / 'database'}")
         try:
-            return [through(database, {ddl: values}, folder)[ddl]]
+            return [through(database, {"v": (ddl, values)}, folder)["v"]]
         finally:
             database.close()
 
