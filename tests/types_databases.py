@@ -20,12 +20,13 @@ from tests.databases import TestDatabase, commit, context_of, staged
 
 
 def through(
-    database: TestDatabase, columns: dict[str, tuple[str, list[Any]]], folder: Path, table: str = "t"
+    database: TestDatabase, columns: dict[str, tuple[str, list[Any]]], folder: Path, checkpoint: int = 1
 ) -> dict[str, list[Any]]:
     """Send values as columns of one table, each with its declaration; return what there is of each.
 
-    Columns are filled up with nulls.
+    Columns are filled up with nulls. Each checkpoint of a database has a table of its own.
     """
+    table = f"t{checkpoint}"
     rows = max(len(values) for _, values in columns.values())
     fields = [T.StructField(name, parse_ddl(ddl)) for name, (ddl, _) in columns.items()]
     schema = T.StructType([T.StructField("n", T.IntegerType()), *fields])
@@ -34,7 +35,7 @@ def through(
     sink = database.sink(table, create_table=True, key=("n",), mode="upsert")
     Checks(sink.settings, context).run()
     given = list(zip(range(rows), *filled, strict=True))
-    answer = commit(sink, context, 1, staged(folder, given, schema))
+    answer = commit(sink, context, checkpoint, staged(folder, given, schema))
     assert answer.outcome is Outcome.COMMITTED
     found = list(zip(*database.table(table, order="1"), strict=True))[1:]
     return {

@@ -318,6 +318,6 @@ def test_postgresql_has_what_was_written(postgres_database: TestDatabase, tmp_pa
         same(found[name], case.wanted, case.ddl)
     refused = [case for form in FORMS for case in cases_of("PostgreSQL", form, "STRING") if case.refusal]
     assert len(refused) == len(FORMS)
-    for number, case in enumerate([*refused, *refused_types("PostgreSQL")]):
+    for number, case in enumerate([*refused, *refused_types("PostgreSQL")], start=2):
         with pytest.raises((BadRecordError, SchemaError), match=case.refusal):
-            through(postgres_database, {"v": (case.ddl, case.given)}, tmp_path, f"t{number}")
+            through(postgres_database, {"v": (case.ddl, case.given)}, tmp_path, number)
