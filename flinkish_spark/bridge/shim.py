@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import JSON_ROWS, has_class, jvm
@@ -83,7 +84,8 @@ def _looked_at(text: Column, schema: StructType) -> Column:
         return pa.array(map(exact_text(schema), values.to_pylist()), pa.string())
 
     # As bytes: of a text that is no UTF-8 Arrow could not give any.
-    return F.arrow_udf(looked_at, "string", F.ArrowUDFType.SCALAR)(text.cast("binary"))
+    look: Callable[..., Column] = arrow_udf(looked_at, "string", ArrowUDFType.SCALAR)
+    return look(text.cast("binary"))
 
 
 class TappedRows:

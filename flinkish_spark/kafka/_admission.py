@@ -25,6 +25,7 @@ from flinkish_spark.kafka.record_batch import (
     lengths,
     record_sizes,
 )
+from flinkish_spark.kafka.record_times import LAST_MS
 from flinkish_spark.kafka.staging_settings import OnRefusal, StagingSettings
 
 _DEAD_LETTER_BYTES = 1_024
@@ -104,8 +105,8 @@ class Admission:
         settings, rows = self._settings, records.rows
         sizes = record_sizes(rows.keys, rows.values, rows.headers)
         checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
-        if rows.timestamps_ms.size and rows.timestamps_ms.min() < 0:
-            checks[Reason.BAD_TIMESTAMP] = rows.timestamps_ms < 0
+        if (bad := (rows.timestamps_ms < 0) | (rows.timestamps_ms > LAST_MS)).any():
+            checks[Reason.BAD_TIMESTAMP] = bad
         if settings.partitions is not None and records.partitions is not None:
             checks[Reason.NO_SUCH_PARTITION] = _outside(records.partitions, self._partitions(topic))
         if settings.topics is not None and topic not in settings.topics:
@@ -164,10 +165,9 @@ class Admission:
                 named = records.partitions[index].as_py()
                 return faults.unknown_partition(topic, named, self._partitions(topic))
             case Reason.BAD_TIMESTAMP:
-                return (
-                    f"a record for topic {topic} has a timestamp of {int(rows.timestamps_ms[index])} ms, "
-                    "before 1970"
-                )
+                at_ms = int(rows.timestamps_ms[index])
+                where = "before 1970" if at_ms < 0 else "after 9999"
+                return f"a record for topic {topic} has a timestamp of {at_ms} ms, {where}"
             case Reason.OVERSIZE:
                 key_bytes = max(0, int(lengths(rows.keys)[index]))
                 return (
@@ -205,7 +205,7 @@ class Admission:
         letters.keys.append(key)
         letters.values.append(value)
         letters.headers.append([{"key": name, "value": content} for name, content in headers])
-        letters.timestamps_ms.append(at_ms if at_ms >= 0 else self._clock.wall_ms())
+        letters.timestamps_ms.append(at_ms if 0 <= at_ms <= LAST_MS else self._clock.wall_ms())
 
 
 def prefixed(common: CommonHeaders, headers: Column) -> Any:

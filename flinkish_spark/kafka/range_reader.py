@@ -33,6 +33,7 @@ from flinkish_spark.kafka.record_decode import (
     decode,
     verify,
 )
+from flinkish_spark.kafka.record_times import check_times
 from flinkish_spark.kafka.wire_pool import WIRES, WirePool
 
 _CLOCK = SystemClock()
@@ -198,10 +199,12 @@ class RangeReader:
         )
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
-            columns = self._columns(wanted, records, int(group[0].header.timestamp_type))
             # The range may begin and end inside a batch.
             bounds = (max(wanted.start, fetched.start), wanted.end)
             first, end = np.searchsorted(records.offsets, bounds).tolist()
+            columns = self._columns(wanted, records, int(group[0].header.timestamp_type))
+            read = slice(first, end)
+            check_times(wanted.topic, wanted.partition, records.offsets[read], records.timestamps_ms[read])
             if first < end:
                 yield columns.slice(first, end - first)
 

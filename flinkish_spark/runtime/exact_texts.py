@@ -1,7 +1,8 @@
 """Values as texts that say all of them, the same in every session: in JSON, in keys, in lines of files.
 
 By itself Spark writes milliseconds of a time, in the zone of the session, and the keys of a map as what
-they are within Spark. Here times are in UTC with their microseconds, and what has no such text is refused by name.
+they are within Spark. Here times are in UTC with their microseconds, and what has no such text is refused
+by name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-#: For to_json and for files of JSON and CSV: ``2026-01-31T12:00:00.000000Z``; without the Z if it has no zone.
+#: For to_json and for files: ``2026-01-31T12:00:00.000000Z``; without the Z if a time has no zone.
 TIME_OPTIONS: Mapping[str, str] = {
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -33,6 +34,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.TimestampNTZType,
     T.DayTimeIntervalType,
     T.YearMonthIntervalType,
+    T.NullType,
 )
 
 
@@ -47,10 +49,6 @@ def unfit_for_json(kind: T.DataType) -> str | None:
     """
     match kind:
         case T.StructType():
-            names = [field.name for field in kind]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                return f"the field {twice!r} is there {names.count(twice)} times, and JSON finds fields by name"
             return next((why for field in kind if (why := unfit_for_json(field.dataType))), None)
         case T.ArrayType():
             return unfit_for_json(kind.elementType)

@@ -24,11 +24,15 @@ from flinkish_spark.errors import (
     UserError,
     UserFunctionError,
 )
+from flinkish_spark.kafka.record_times import bad_time
 from flinkish_spark.runtime.keyed_operator import STATE_MARKER, USER_FUNCTION_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER, UNREADABLE_MARKER
+from flinkish_spark.sources.kafka_reading import BAD_TIME_MARKER
 
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 _MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
+#: What Spark's own reader says of a record's time that it cannot count in microseconds.
+_BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
 _INPUT_LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been missed|data may have been lost|OffsetOutOfRange"
     r"|UnknownTopicOrPartition",
@@ -117,6 +121,12 @@ def classify(error: BaseException) -> FlinkishError:
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
+    if BAD_TIME_MARKER in text:
+        facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
+        return bad_time(**facts)
+    if (refused := _BAD_TIME.search(text)) is not None:
+        topic, partition, offset, timestamp_ms = refused.groups()
+        return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
     if any(name in text for name in _MALFORMED):
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:

@@ -45,6 +45,11 @@ def unfit_for_states(kind: T.DataType) -> str | None:
     return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
 
 
+def holds_nothing(kind: T.DataType) -> bool:
+    """Whether a type is VOID, at any depth."""
+    return any(isinstance(part, T.NullType) for part in _parts(kind))
+
+
 def first_required(kind: T.DataType) -> str | None:
     """Return the name of a field that must not be null, at any depth; None if there is none.
 

@@ -87,7 +87,7 @@ class KafkaSink(Sink):
         The topics, beside `topic`, that records may name; they exist.
     on_bad_record
         What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970, or does not fit its Avro schema.
+        not, has a timestamp before 1970 or after 9999, or does not fit its Avro schema.
     record_headers
         Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
         checkpoint, which records are left over from what was given up.

@@ -78,7 +78,7 @@ def _check_types(part: str, form: Format | None, schema: T.StructType, uid: str)
             raise SchemaError(
                 f"the {part} of sink '{uid}' has the field '{name}', which cannot be written exactly",
                 why=why,
-                what_to_do="convert it in a transform, for example with transform_keys(...) or a cast to STRING",
+                what_to_do="convert it in a transform, for example by a cast to STRING",
                 column=name,
             )
 

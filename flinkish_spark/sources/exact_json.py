@@ -1,9 +1,9 @@
 """JSON texts whose values are what stands there: what else is bad, for sessions without our parser.
 
-Spark's own parser reads the first value of a text and the last of fields of one name. It rounds decimals, makes
-an infinity of 1e400, takes any number for a second since 1970, and cuts what is finer than a microsecond. So a text
-is looked at here before Spark gets it. `QuickJsonParser` in jvm-shim keeps the same rules; one table of cases
-holds both.
+Spark's own parser reads the first value of a text and the last of fields of one name. It rounds decimals,
+makes an infinity of 1e400, takes any number for a second since 1970, and cuts what is finer than a
+microsecond. So a text is looked at here before Spark gets it. `QuickJsonParser` in jvm-shim keeps the same
+rules; one table of cases holds both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import types as T
@@ -29,6 +30,12 @@ _LAST_YEAR = 9999
 #: From here on the nearest FLOAT is an infinity.
 _FLOAT_OVERFLOWS = float(2**128 - 2**103)
 _NOT_A_NUMBER = ("NaN", "Infinity", "-Infinity")
+#: Texts that Spark takes for such.
+_TEXTS_OF_NUMBERS = {name: name for name in _NOT_A_NUMBER} | {
+    "+Infinity": "Infinity",
+    "+INF": "Infinity",
+    "-INF": "-Infinity",
+}
 #: As Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
@@ -135,12 +142,12 @@ def _check_of(kind: T.DataType) -> _Check | None:
             inner = _check_of(kind.valueType)
             return None if inner is None else _entries(inner)
         case T.DecimalType():
-            return lambda value: _decimal(value, kind.precision, kind.scale)
+            return partial(_decimal, precision=kind.precision, scale=kind.scale)
     return _SIMPLE.get(type(kind))
 
 
 def _fields(kind: T.StructType) -> _Check:
-    checks = [(field.name, check) for field in kind if (check := _check_of(field.dataType)) is not None]
+    checks = [(field.name, one) for field in kind if (one := _check_of(field.dataType)) is not None]
 
     def check(value: Any) -> Any:
         if not isinstance(value, _Object):
@@ -194,7 +201,13 @@ def _float(value: Any) -> Any:
 
 
 def _finite(value: Any, overflows: float) -> Any:
-    if isinstance(value, _Whole | _Fraction) and value not in _NOT_A_NUMBER and abs(float(value)) >= overflows:
+    if _is_text(value):
+        if value not in _TEXTS_OF_NUMBERS:
+            raise _BadValue("it is no number")
+        # Without quotes, which readers other than Spark's want.
+        return _Fraction(_TEXTS_OF_NUMBERS[value])
+    is_number = isinstance(value, _Whole | _Fraction) and value not in _NOT_A_NUMBER
+    if is_number and abs(float(value)) >= overflows:
         raise _BadValue("it is too large")
     return value
 

@@ -1,7 +1,8 @@
 """JSON values of a Kafka source: what counts as bad, and what each policy makes of it.
 
 Spark's parser alone is too kind: an empty value becomes a record of nulls, and bytes that are no UTF-8 are
-replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is parsed.
+replaced. So the outside of a value is checked first. What is inside, and behind it, is checked where it is
+parsed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flinkish_spark.formats import Json, OnBadRecord
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.ddl import DdlError, parse_ddl
 from flinkish_spark.runtime.exact_texts import unfit_for_json
-from flinkish_spark.runtime.usable_types import first_required
+from flinkish_spark.runtime.usable_types import first_required, holds_nothing
 
 #: Opens the message of an error about a record that cannot be read or written.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
@@ -57,7 +58,8 @@ def json_schema(value: Json) -> T.StructType:
             why="a record may leave any field out, and Spark reads null then",
             what_to_do="leave NOT NULL away, and filter the stream",
         )
-    if (unfit := unfit_for_json(schema)) is not None:
+    unfit = "void: it holds nothing" if holds_nothing(schema) else unfit_for_json(schema)
+    if unfit is not None:
         raise SchemaError(
             "the JSON schema has a type that JSON cannot hold",
             why=unfit,

@@ -55,6 +55,7 @@ from flinkish_spark.sources.kafka_reading import (
     for_jvm,
     ranges_between,
     subscription,
+    with_checked_times,
 )
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 
@@ -290,7 +291,7 @@ class KafkaSource(EndsAtOffsets):
 
     def _raw(self, spark: SparkSession, control_path: str) -> DataFrame:
         frame = self._stream(spark, control_path, {}).load()
-        frame = cut_at(frame, self.ends_in(control_path))
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path)))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
@@ -298,7 +299,7 @@ class KafkaSource(EndsAtOffsets):
         upstream = kafka_upstream.reader_options(self.aligned_with, self._start)
         frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        frame = cut_at(frame, self.ends_in(control_path), F.col("topic").isNull())
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path), F.col("topic").isNull()))
         channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]

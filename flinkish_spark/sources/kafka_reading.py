@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from flinkish_spark.drop_in.option_names import (
@@ -16,13 +16,19 @@ from flinkish_spark.drop_in.option_names import (
     PER_SECOND,
 )
 from flinkish_spark.kafka.channels import TOPIC_BITS, TOPIC_SHIFT
+from flinkish_spark.kafka.record_times import FIRST_MS, LAST_MS, NO_TIME_MS
 from flinkish_spark.runtime import columns as C
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 #: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
 #: loses half a second to a fetch that waits for records behind the range; 100,000 records take
 #: 0.2 s with these settings and 0.8 s without.
 READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 
+#: Opens the message of an error about a record's timestamp; its place and the time follow as JSON.
+BAD_TIME_MARKER = "[FLINKISH_BAD_TIME]"
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 #: Reader options that the source sets itself, in lower case.
 RESERVED = frozenset(
@@ -100,6 +106,25 @@ def ranges_between(
         "startingOffsets": json.dumps(wanted),
         "endingOffsets": json.dumps(ends),
     }
+
+
+def with_checked_times(records: DataFrame) -> DataFrame:
+    """Return records whose `timestamp` is one: a record without a time has -1 in Kafka, here it has null.
+
+    Any other time in none of the years 1 to 9999 ends the query with an error that names the record.
+    """
+    ms = F.unix_millis("timestamp")
+    is_time = ms.isNull() | ms.between(FIRST_MS, LAST_MS)
+    place = F.to_json(F.struct("topic", "partition", "offset", ms.alias("timestamp_ms")))
+    message = F.concat(F.lit(BAD_TIME_MARKER), place)
+    checked = F.when(is_time, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+    return with_known_times(records.where(checked))
+
+
+def with_known_times(records: DataFrame) -> DataFrame:
+    """Return records whose `timestamp` is null where they have none."""
+    is_known = F.unix_millis("timestamp") != NO_TIME_MS
+    return records.withColumn("timestamp", F.when(is_known, F.col("timestamp")))
 
 
 def channel_column(topics: Sequence[str]) -> Column:

@@ -50,6 +50,7 @@ from flinkish_spark.sources.kafka_decoding import Decoding
 from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
 from flinkish_spark.sources.kafka_groups import commit_places
 from flinkish_spark.sources.kafka_places import Wanted, places_in
+from flinkish_spark.sources.kafka_reading import with_known_times
 from flinkish_spark.sources.kafka_retention import check_topic_retention
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_positions import Offset, SplitPosition, logged_positions
@@ -286,6 +287,8 @@ class KafkaRecordsSource(SplitSource):
     def load(self, spark: SparkSession, control_path: str) -> DataFrame:
         """Return the stream, with the records' times where they are asked for."""
         frame = super().load(spark, control_path)
+        if "timestamp" in frame.columns:
+            frame = with_known_times(frame)
         if self._own_time:
             frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
         if self.decoding is not None:

@@ -300,6 +300,7 @@ REFUSED = [
     ({"p": 2}, "no-such-partition", "names partition 2 of topic {topic}, which has the partitions 0 to 1"),
     ({"p": -1}, "no-such-partition", "names partition -1 of topic"),
     ({"ts": -5}, "bad-timestamp", "a timestamp of -5 ms, before 1970"),
+    ({"ts": 253_402_300_800_000}, "bad-timestamp", "a timestamp of 253402300800000 ms, after 9999"),
 ]
 
 
@@ -314,7 +315,7 @@ def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: 
     rows = [{"k": str(n), "v": value, "trace": "x", **row} for n, (row, _, _) in enumerate(REFUSED)]
     large = {"k": "large", "v": b"x" * 2_000_000, "ts": 9, "trace": "x"}
     result = rig.stage(sink, {"k": "fine", "v": b"1"}, *rows, large)
-    assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(6, 5)]
+    assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(7, 6)]
     assert rig.read(letters) == []
     rig.commit(result, sink)
     assert [record.key for record in rig.read(name)] == [b"fine"]
@@ -338,7 +339,7 @@ def test_what_cannot_be_written_is_dropped_or_ends_the_task(rig: Rig, topic: Top
     sink = rig.sink(name, engine, on_bad_record=OnBadRecord.DROP, on_oversize=DeadLetter(letters), **columns)
     large = {"v": b"x" * 2_000_000}
     result = rig.stage(sink, {"v": b"1"}, *(row for row, _, _ in REFUSED), large)
-    assert [(t.rows, t.dropped, t.dead_lettered) for t in result.tasks] == [(6, 4, 1)]
+    assert [(t.rows, t.dropped, t.dead_lettered) for t in result.tasks] == [(7, 5, 1)]
     rig.commit(result, sink)
     assert [record.value for record in rig.read(name)] == [b"1"]
     assert len(rig.read(letters)) == 1

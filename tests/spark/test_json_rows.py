@@ -1,4 +1,4 @@
-"""JSON by our parser is what from_json makes of it, of good values and of bad ones."""
+"""JSON is read alike with the JAR and without it, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.runtime.ddl import parse_ddl
+from tests.json_cases import BAD, EXACT, NEVER, NOT_ONE, TYPES
+from tests.json_cases import SCHEMA as CASES
 
 SCHEMA = parse_ddl(
     "s STRING, l LONG, i INT, d DOUBLE, f FLOAT, b BOOLEAN, t TIMESTAMP, n DECIMAL(10,2), "
@@ -104,31 +106,62 @@ def a_time(chance: random.Random) -> str:
     return f"{day}{chance.choice('TTT tx')}{chance.choice(TIMES)}{chance.choice(ZONES)}"
 
 
-def test_every_value_is_read_as_by_spark(spark: Any) -> None:
+def both_ways(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, schema: Any, settings: dict[str, str]
+) -> list[Column]:
+    """Return what our parser makes of a text, and what Spark's makes of a text that was looked at."""
+    ours = from_json(spark, F.col("value"), schema, settings)
+    with monkeypatch.context() as without:
+        without.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
+        sparks = from_json(spark, F.col("value"), schema, settings)
+    assert ("from_json" in str(ours), "from_json" in str(sparks)) == (False, True)
+    return [ours.alias("ours"), sparks.alias("sparks")]
+
+
+def test_every_value_is_read_alike(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(7)
     values = [*VALUES, *ODD, *(changed(chance.choice(VALUES), chance) for _ in range(4_000))]
     values += [f'{{"t":"{a_time(chance)}"}}' for _ in range(6_000)]
     frame = spark.createDataFrame([(value,) for value in values], "value STRING")
     settings = {"mode": "PERMISSIVE", **SETTINGS}
-    text = F.col("value")
-    both = frame.select(
-        text,
-        F.from_json(text, SCHEMA, settings).alias("sparks"),
-        from_json(spark, text, SCHEMA, settings).alias("ours"),
-    )
-    assert "JsonRows" not in str(both.schema) and both.schema["ours"].dataType == SCHEMA
+    both = frame.select("value", *both_ways(spark, monkeypatch, SCHEMA, settings)).localCheckpoint()
+    assert both.schema["ours"].dataType == both.schema["sparks"].dataType == SCHEMA
 
     def shown(name: str) -> Column:
         # What is bad may be filled in part; nothing of that is ever used.
         row = F.col(name)
         bad = F.struct(F.lit(True).alias("is_bad"))
         as_text = F.to_json(F.struct(row.alias("row")))
-        return F.when(row["corrupt"].isNotNull(), F.to_json(bad)).otherwise(as_text)
+        is_bad = row.isNull() | row["corrupt"].isNotNull()
+        return F.when(is_bad, F.to_json(bad)).otherwise(as_text)
 
     different = both.where(~shown("sparks").eqNullSafe(shown("ours")))
-    assert [row.value for row in different.select("value").take(5)] == []
+    found = different.select("value", shown("ours"), shown("sparks")).take(9)
+    assert [tuple(row) for row in found] == []
     good = both.where(F.col("ours").isNotNull() & F.col("ours")["corrupt"].isNull()).count()
     assert 0.2 * len(values) < good < 0.8 * len(values), "both kinds are there"
+
+
+def test_values_are_exact_or_bad(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = parse_ddl(f"{CASES}, corrupt STRING")
+    bad = [f'{{"{column}": {value}}}' for column, value in (*BAD, *NEVER)] + [*NOT_ONE]
+    texts = [case.record for case in EXACT] + bad
+    settings = {"mode": "PERMISSIVE", **SETTINGS}
+    frame = spark.createDataFrame([*enumerate(texts)], "number INT, value STRING")
+    both = frame.select("number", *both_ways(spark, monkeypatch, schema, settings)).localCheckpoint()
+    columns = [F.col(f"{way}.{name}").cast("string") for way in ("ours", "sparks") for name in TYPES]
+    columns += [F.col(way).isNull() | F.col(way)["corrupt"].isNotNull() for way in ("ours", "sparks")]
+    rows = both.orderBy("number").select(*columns).collect()
+    width = len(TYPES)
+    for name, at in (("ours", 0), ("sparks", 1)):
+        found = [dict(zip(TYPES, row[at * width : (at + 1) * width], strict=True)) for row in rows]
+        is_bad = [row[2 * width + at] for row in rows]
+        shown = [
+            (case.record, "bad" if wrong else row[case.column])
+            for case, row, wrong in zip(EXACT, found, is_bad, strict=False)
+        ]
+        assert shown == [(case.record, case.shown) for case in EXACT], name
+        assert [text for text, one in zip(texts, is_bad, strict=True) if one] == bad, name
 
 
 @pytest.mark.parametrize("value", ['{"l":"text"}', '{"s":', '{"t":"never"}', "[1]"])

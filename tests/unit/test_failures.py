@@ -84,3 +84,19 @@ def test_dropped_records_of_a_long_run_are_kept() -> None:
     for batch in range(1_000):
         counted.read(SimpleNamespace(lastProgress=progress(batch, 1), recentProgress=[progress(batch, 1)]))
     assert counted.total == 1_000 and len(counted._open) <= 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[KAFKA_MALFORMED_RECORD_TIMESTAMP] Record at topic a.b partition 3 offset 17 has timestamp value "
+        "1767225600000000000 that overflows when converting. SQLSTATE: 22008",
+        '[FLINKISH_BAD_TIME]{"topic":"a.b","partition":3,"offset":17,"timestamp_ms":1767225600000000000}'
+        " SQLSTATE: P0001",
+    ],
+)
+def test_a_record_whose_timestamp_is_no_time_is_named_alike(text: str) -> None:
+    error = classify(RuntimeError(f"Task 0 failed: java.lang.Exception: {text}\n\tat a line"))
+    assert type(error) is BadRecordError and not error.restartable
+    assert error.facts == {"topic": "a.b", "partition": 3, "offset": 17}
+    assert "topic a.b, partition 3, offset 17 has the timestamp 1767225600000000000" in str(error)

@@ -19,6 +19,7 @@ from flinkish_spark.kafka._columns import Addressed
 from flinkish_spark.kafka.compression import Codec, require_codec
 from flinkish_spark.kafka.record_batch import HEADERS_TYPE, encode_batches
 from flinkish_spark.kafka.record_decode import batches, decode
+from flinkish_spark.kafka.record_times import LAST_MS
 from flinkish_spark.kafka.staging_settings import Acks, OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.sinks.kafka_avro import derived_schema
@@ -324,6 +325,15 @@ def test_policies_are_one_for_size_and_one_for_the_rest() -> None:
             "flinkish-batch": b"0/1",
         }
     ]
+
+
+def test_a_time_that_no_source_of_ours_reads_is_not_written() -> None:
+    found = judged(LETTERS, values=pa.array([b"last", b"far"]), timestamps_ms=[LAST_MS, LAST_MS + 1])
+    assert found.admitted.rows.values.to_pylist() == [b"last"]
+    ((_, letters),) = found.letters
+    detail = told(letters)[0]["flinkish-detail"]
+    assert detail == b"a record for topic a has a timestamp of 253402300800000 ms, after 9999"
+    assert letters.rows.timestamps_ms.tolist() == [9_000]
 
 
 def test_a_letter_is_cut_only_where_its_topic_does_not_take_it() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 
 from flinkish_spark.errors import (
     AuthorizationError,
+    BadRecordError,
     BrokerUnavailableError,
     ConfigError,
     EnvironmentFault,
@@ -165,14 +167,21 @@ def test_only_markers_that_matter_are_looked_into() -> None:
 # -- a log in memory ----------------------------------------------------------------------------
 
 
-def batch(base_offset: int, records: int, *, codec: Codec = Codec.NONE, value: bytes = b"v" * 20) -> bytes:
+def batch(
+    base_offset: int,
+    records: int,
+    *,
+    codec: Codec = Codec.NONE,
+    value: bytes = b"v" * 20,
+    timestamp_ms: int = 1_000,
+) -> bytes:
     values = pa.array([value] * records, pa.binary())
     keys = pa.array([None] * records, pa.binary())
     (made,) = encode_batches(
         keys,
         values,
         None,
-        1_000,
+        timestamp_ms,
         producer_id=1,
         producer_epoch=0,
         base_sequence=0,
@@ -467,6 +476,41 @@ def test_small_batches_become_one_and_are_cut_to_the_range() -> None:
     assert decoded(data, 20, 30) == decoded(b"", 0, 9) == []
     (found,) = decoded(data, 41, 42, include_headers=True)
     assert found["headers"].to_pylist() == [None]
+
+
+def with_time(base_offset: int, timestamp_ms: int) -> bytes:
+    """Return a batch with one record, whatever its time: not even ours would write each."""
+    made = bytearray(batch(base_offset, 1))
+    made[27:43] = struct.pack(">qq", timestamp_ms, timestamp_ms)
+    made[17:21] = struct.pack(">I", crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ms", "micros"),
+    [
+        (-62_135_596_800_000, -62_135_596_800_000_000),  # 0001-01-01
+        (253_402_300_799_999, 253_402_300_799_999_000),  # 9999-12-31T23:59:59.999
+        (-5, -5_000),
+        (-1, -1_000),  # what Spark's reader gives of a record without a time, too
+    ],
+)
+def test_times_of_the_years_1_to_9999_are_exact(timestamp_ms: int, micros: int) -> None:
+    (found,) = decoded(with_time(7, timestamp_ms), 0, 9)
+    assert found["timestamp"].cast(pa.int64()).to_pylist() == [micros]
+
+
+@pytest.mark.parametrize(
+    "timestamp_ms",
+    [1_767_225_600_000_000_000, 1_767_225_600_000_000, 253_402_300_800_000, -62_135_596_800_001, -(2**63)],
+)
+def test_any_other_time_is_a_bad_record_with_its_place(timestamp_ms: int) -> None:
+    data = batch(5, 2) + with_time(7, timestamp_ms) + batch(8, 1)
+    with pytest.raises(
+        BadRecordError, match=f"topic t, partition 3, offset 7 has the timestamp {timestamp_ms}"
+    ):
+        decoded(data, 5, 9)
+    assert sum(len(part) for part in decoded(data, 5, 7)) == 2, "of what is not read nothing is said"
 
 
 def test_deleted_records_that_their_batch_still_holds_are_not_read() -> None:

@@ -44,11 +44,17 @@ final class Admission {
         return Refusal.noSuchPartition(record, partitions);
       }
     }
-    if (record.timestampMs() != null && record.timestampMs() < 0) {
+    if (!hasUsableTime(record)) {
       return Refusal.badTimestamp(record);
     }
     long bytes = bytesOf(record);
     return bytes > options.maxRecordBytes ? Refusal.oversize(record, bytes, options.maxRecordBytes) : null;
+  }
+
+  /** Whether its time is one that Kafka takes and a TIMESTAMP holds: the sources refuse any other. */
+  private static boolean hasUsableTime(OutRecord record) {
+    Long timeMs = record.timestampMs();
+    return timeMs == null || (timeMs >= 0 && !UtcTimes.isOutside(timeMs / 1_000));
   }
 
   /** The record that tells of a refused one: whole if the dead-letter topic takes it, else its head. */
@@ -64,8 +70,8 @@ final class Admission {
     if (common != null) {
       common.forEach(headers::add);
     }
-    boolean isBefore1970 = refused.timestampMs() != null && refused.timestampMs() < 0;
-    OutRecord whole = new OutRecord(topic, null, isBefore1970 ? null : refused.timestampMs(), refused.key(), refused.value(), headers);
+    Long timeMs = hasUsableTime(refused) ? refused.timestampMs() : null;
+    OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), headers);
     long bytes = RECORD_OVERHEAD_BYTES + bytesOf(headers) + OutRecord.length(whole.key()) + (long) OutRecord.length(whole.value());
     if (why.reason() != Refusal.Reason.OVERSIZE && bytes <= options.maxDeadLetterBytes) {
       return whole;

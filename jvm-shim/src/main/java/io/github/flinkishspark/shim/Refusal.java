@@ -35,7 +35,7 @@ record Refusal(Reason reason, String sentence, long bytes) {
 
   static Refusal badTimestamp(OutRecord record) {
     return of(Reason.BAD_TIMESTAMP, "a record for topic " + record.topic() + " has a timestamp of " + record.timestampMs()
-        + " ms, before 1970");
+        + " ms, " + (record.timestampMs() < 0 ? "before 1970" : "after 9999"));
   }
 
   private static Refusal of(Reason reason, String sentence) {
