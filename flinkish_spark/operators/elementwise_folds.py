@@ -9,6 +9,7 @@ from flinkish_spark.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions import AggregateFunction
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.value_folds import element_reduce, value_fold
+from flinkish_spark.runtime.ddl import type_text
 from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WithWindow
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation
 
@@ -50,7 +51,7 @@ class FoldedField(AggregateFunction):
         self._at = [field.name for field in fields].index(column.field or "")
         kind = fields[self._at].dataType
         #: Type of the accumulator: a tuple, so that a null in it is not none.
-        self.kept = f"value {kind.simpleString()}"
+        self.kept = f"value {type_text(kind)}"
         self._fold = value_fold(column.fold, column.field or "", kind)
 
     def create_accumulator(self) -> Any:

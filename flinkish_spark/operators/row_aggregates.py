@@ -28,6 +28,7 @@ from flinkish_spark.operators.vectorized_aggregates import (
 )
 from flinkish_spark.runtime.arrow_rows import RowWriter
 from flinkish_spark.runtime.arrow_values import strict_array
+from flinkish_spark.runtime.ddl import type_text
 from flinkish_spark.runtime.hinted_types import StateType, declared_ddl, maker_of
 from flinkish_spark.runtime.named_rows import RowForm
 from flinkish_spark.runtime.python_values import to_values
@@ -53,7 +54,7 @@ class _RowAggregation(ColumnAggregation):
     def state_type(self) -> str:
         """Return the type of what is kept per key."""
         fields = self._kept.fields
-        return fields[0].dataType.simpleString() if len(fields) == 1 else self._kept.stored_fields
+        return type_text(fields[0].dataType) if len(fields) == 1 else self._kept.stored_fields
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of one partial row per group."""

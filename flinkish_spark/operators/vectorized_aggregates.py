@@ -31,6 +31,7 @@ from flinkish_spark.operators.key_index import Array, KeyIndex, group_numbers
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.ddl import name_text, type_text
 from flinkish_spark.state import StateTtl, ValueStateDescriptor
 
 AGGREGATE = "aggregate"
@@ -172,7 +173,7 @@ class Columns(ColumnAggregation):
 
     def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
         self._columns = tuple(columns)
-        kinds = {field.name: field.dataType.simpleString() for field in ElementType(input_type).fields}
+        kinds = {field.name: type_text(field.dataType) for field in ElementType(input_type).fields}
         self._types = [_result_type(column, kinds) for column in self._columns]
 
     @property
@@ -226,7 +227,7 @@ class Chosen(ColumnAggregation):
 
     def __init__(self, choice: ElementChoice, input_type: str) -> None:
         self._choice, self._fields = choice, ElementType(input_type).fields
-        kinds = {field.name: field.dataType.simpleString() for field in self._fields}
+        kinds = {field.name: type_text(field.dataType) for field in self._fields}
         _result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
         self._at = self.names.index(choice.field)
 
@@ -237,7 +238,7 @@ class Chosen(ColumnAggregation):
 
     def state_type(self) -> str:
         """Return the type of the elements."""
-        return _state_type(self.names, [field.dataType.simpleString() for field in self._fields])
+        return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         """Return the columns of one element per group."""
@@ -287,7 +288,7 @@ def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnA
         )
     if isinstance(aggregate, ElementChoice):
         return Chosen(aggregate, input_type)
-    kinds = {field.name: field.dataType.simpleString() for field in element.fields}
+    kinds = {field.name: type_text(field.dataType) for field in element.fields}
     _result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
     folds = [aggregate.fold if name == aggregate.field else Fold.FIRST for name in kinds]
     columns = [AggregateColumn(name, fold, name) for name, fold in zip(kinds, folds, strict=True)]
@@ -366,7 +367,7 @@ def _state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
     # One column alone is kept as a scalar: fields of which there is one would be a struct.
     if len(kinds) == 1:
         return kinds[0]
-    return ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
+    return ", ".join(f"{name_text(name)} {kind}" for name, kind in zip(names, kinds, strict=True))
 
 
 def _field_of(batch: pa.RecordBatch, column: AggregateColumn) -> pa.Array:

@@ -22,6 +22,7 @@ from flinkish_spark.operators.group_state import GroupState
 from flinkish_spark.operators.key_index import Array, KeyIndex
 from flinkish_spark.operators.keyed_context import KeyedStates
 from flinkish_spark.operators.window_pool import CHANGED, Arrivals, Pool, WindowRules, last_of
+from flinkish_spark.runtime.ddl import name_text
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows.assigners import NoEventTime
 
@@ -327,7 +328,7 @@ def _state_type(rules: WindowRules) -> str:
     """Return what is kept of a window, as DDL: when it is due, and its aggregate."""
     aggregation = rules.aggregation
     one = len(aggregation.names) == 1
-    own = f"{aggregation.names[0]} {aggregation.state_type()}" if one else aggregation.state_type()
+    own = f"{name_text(aggregation.names[0])} {aggregation.state_type()}" if one else aggregation.state_type()
     return f"{DUE_FIELDS[rules.windows.clock]} LONG, {own}"
 
 

@@ -239,21 +239,23 @@ def ddl_of(kind: T.DataType) -> str:
     '`first name` string, tags array<struct<a:int>>'
     """
     if isinstance(kind, T.StructType):
-        return ", ".join(f"{_name(field.name)} {_type_text(field.dataType)}" for field in kind)
-    return _type_text(kind)
+        return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
+    return type_text(kind)
 
 
-def _type_text(kind: T.DataType) -> str:
+def type_text(kind: T.DataType) -> str:
+    """Return the same of one type that may be a field's: fields of a STRUCT are within `struct<>`."""
     if isinstance(kind, T.StructType):
-        return f"struct<{','.join(f'{_name(f.name)}:{_type_text(f.dataType)}' for f in kind)}>"
+        return f"struct<{','.join(f'{name_text(f.name)}:{type_text(f.dataType)}' for f in kind)}>"
     if isinstance(kind, T.ArrayType):
-        return f"array<{_type_text(kind.elementType)}>"
+        return f"array<{type_text(kind.elementType)}>"
     if isinstance(kind, T.MapType):
-        return f"map<{_type_text(kind.keyType)},{_type_text(kind.valueType)}>"
+        return f"map<{type_text(kind.keyType)},{type_text(kind.valueType)}>"
     return kind.simpleString()
 
 
-def _name(text: str) -> str:
+def name_text(text: str) -> str:
+    """Return a field's name as :func:`parse_ddl` reads it."""
     return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
 
 

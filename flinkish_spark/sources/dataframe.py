@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge import stateful_parts, streaming_sources
 from flinkish_spark.errors import GraphError
+from flinkish_spark.graph.declared import check_field_names
 from flinkish_spark.graph.record_stream import with_position
 from flinkish_spark.sources.base import Source
 
@@ -41,6 +42,8 @@ class DataFrameSource(Source):
     ------
     GraphError
         The DataFrame is no stream, cannot be replayed, or keeps state of Spark's own.
+    SchemaError
+        Two of its columns cannot be told apart by their names, or one has a name of ours or none.
     """
 
     frame: DataFrame
@@ -51,6 +54,7 @@ class DataFrameSource(Source):
             raise GraphError(
                 "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
             )
+        check_field_names(self.frame.schema, "the DataFrame of from_dataframe()")
         for name in streaming_sources(self.frame):
             if not _is_replayable(name):
                 raise GraphError(

@@ -22,6 +22,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage,
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import Committable, SinkAck
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.ddl import ddl_of
 from flinkish_spark.sinks.base import CompletedCheckpoint, Sink, SinkContext, StageRequest
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class SinkProcess:
         control = [(int(C.Kind.RECORD), 0, 0, _hash(index)) for index in range(len(rows))]
         barrier = (int(C.Kind.BARRIER), int(checkpoint), 7, 0, *[None] * width)
         content = [*((*c, *row) for c, row in zip(control, rows, strict=True)), barrier]
-        fields = [f"`{f.name}` {f.dataType.simpleString()}" for f in self._context.schema]
-        return spark.createDataFrame(content, ", ".join([_CONTROL, *fields])).repartition(2)
+        fields = f"{_CONTROL}, {ddl_of(self._context.schema)}"
+        return spark.createDataFrame(content, fields).repartition(2)
 
     def commit(self, checkpoint: CheckpointId, *staged: Staged) -> None:
         """Commit and complete a checkpoint; raise SinkContractBroken if the sink does not do it."""
