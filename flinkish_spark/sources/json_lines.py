@@ -91,8 +91,8 @@ def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
 def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
-    # Arrow would want a number of days, take the text of bytes for the bytes, and of a time without a zone the
-    # offset that is written there.
+    # Arrow would want a number of days, take the text of bytes for the bytes, and leave out the offset that a
+    # time without a zone must not have.
     texts = pa.schema([field.with_type(_with_texts(field.type, _is_read_as_text)) for field in schema])
     table = _read(block, texts)
     for field, text in zip(schema, texts, strict=True):
