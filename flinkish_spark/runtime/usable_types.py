@@ -47,7 +47,7 @@ def unfit_for_states(kind: T.DataType) -> str | None:
 
 def holds_nothing(kind: T.DataType) -> bool:
     """Whether a type is VOID, at any depth."""
-    return any(isinstance(part, T.NullType) for part in _parts(kind))
+    return any(isinstance(part, T.NullType) for part in parts_of(kind))
 
 
 def first_required(kind: T.DataType) -> str | None:
