@@ -197,10 +197,16 @@ class Rule:
 
 _FLOATS, _TIME, _INTERVAL = ("FLOAT", "DOUBLE"), ("TIME(6)",), ("INTERVAL DAY TO SECOND",)
 _ALL_BUT_STRING = tuple(kind for kind in PLAIN if kind != "STRING")
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _OWN = ("rows of SplitSource", "batches of SplitSource")
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        STATES,
+        None,
+        _TIME,
+        "wants `spark.sql.timeType.enabled=true`, without which Spark refuses the plan before the start",
+        (),
+    ),
     Rule(
         (*_OWN, "ParquetFiles", *SOURCES_OF_SPARK, *STATES, *SINKS),
         None,
@@ -222,14 +228,6 @@ RULES: tuple[Rule, ...] = (
         _TIME + _INTERVAL,
         "times of day and intervals are refused where the source is made",
         refusal="JSON files cannot hold the field",
-    ),
-    Rule(
-        ("JsonLines",),
-        None,
-        _FLOATS,
-        "numbers that JSON does not have are refused with file and line",
-        _NO_NUMBERS,
-        "line 1 cannot be read",
     ),
     Rule(
         ("CsvFiles",),
@@ -353,7 +351,7 @@ RULES: tuple[Rule, ...] = (
         ("by itself",),
         ("BINARY",),
         "binary is refused before the start: Spark would write a list of hexadecimal numbers",
-        refusal="Spark writes bytes as a text",
+        refusal="a CSV column holds text",
     ),
     Rule(
         ("CSV files",),
@@ -364,9 +362,16 @@ RULES: tuple[Rule, ...] = (
         becomes={NULL: ""},
     ),
     Rule(
+        ("JSON files", "Kafka Json", "Kafka Raw"),
+        ("key of MAP",),
+        _ALL_BUT_STRING,
+        "keys of a map are STRING in JSON; others are refused before the start",
+        refusal="keys of a map must be STRING",
+    ),
+    Rule(
         ("Avro files", "Kafka Avro"),
         ("key of MAP",),
-        tuple(kind for kind in PLAIN if kind != "STRING"),
+        _ALL_BUT_STRING,
         "keys of a map are STRING in Avro; others are refused before the start",
         refusal="keys of a map are STRING in Avro|cannot be written as Avro",
     ),
@@ -375,13 +380,6 @@ RULES: tuple[Rule, ...] = (
         None,
         _TIME,
         "times of day are refused before the start: no JSON says exactly what they are",
-        refusal="cannot be written exactly",
-    ),
-    Rule(
-        ("Kafka Json", "Kafka Raw"),
-        ("key of MAP",),
-        tuple(kind for kind in PLAIN if kind != "STRING"),
-        "keys of a map are STRING in JSON; others are refused before the start",
         refusal="cannot be written exactly",
     ),
     Rule(

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pyspark.sql import types as T
 
 from flinkish_spark.protocol.outcomes import Outcome
@@ -18,25 +19,28 @@ from flinkish_spark.sinks.jdbc.checks import Checks
 from tests.databases import TestDatabase, commit, context_of, staged
 
 
-def through(database: TestDatabase, kinds: dict[str, list[Any]], folder: Path) -> dict[str, list[Any]]:
-    """Send values of many declarations as columns of one table; return what there is of each.
+def through(
+    database: TestDatabase, columns: dict[str, tuple[str, list[Any]]], folder: Path, checkpoint: int = 1
+) -> dict[str, list[Any]]:
+    """Send values as columns of one table, each with its declaration; return what there is of each.
 
-    Columns are filled up with nulls.
+    Columns are filled up with nulls. Each checkpoint of a database has a table of its own.
     """
-    rows = max(map(len, kinds.values()))
-    fields = [T.StructField(f"c{at}", parse_ddl(ddl)) for at, ddl in enumerate(kinds)]
+    table = f"t{checkpoint}"
+    rows = max(len(values) for _, values in columns.values())
+    fields = [T.StructField(name, parse_ddl(ddl)) for name, (ddl, _) in columns.items()]
     schema = T.StructType([T.StructField("n", T.IntegerType()), *fields])
-    columns = [[*_pairs(values), *[None] * (rows - len(values))] for values in kinds.values()]
+    filled = [[*_pairs(values), *[None] * (rows - len(values))] for _, values in columns.values()]
     context = context_of(folder, schema)
-    sink = database.sink(create_table=True, key=("n",), mode="upsert")
+    sink = database.sink(table, create_table=True, key=("n",), mode="upsert")
     Checks(sink.settings, context).run()
-    given = list(zip(range(rows), *columns, strict=True))
-    answer = commit(sink, context, 1, staged(folder, given, schema))
+    given = list(zip(range(rows), *filled, strict=True))
+    answer = commit(sink, context, checkpoint, staged(folder, given, schema))
     assert answer.outcome is Outcome.COMMITTED
-    found = list(zip(*database.table(order="1"), strict=True))[1:]
+    found = list(zip(*database.table(table, order="1"), strict=True))[1:]
     return {
-        ddl: [back(one, field.dataType) for one in column[: len(values)]]
-        for (ddl, values), field, column in zip(kinds.items(), fields, found, strict=True)
+        name: [back(one, field.dataType) for one in column[: len(values)]]
+        for (name, (_, values)), field, column in zip(columns.items(), fields, found, strict=True)
     }
 
 
@@ -56,7 +60,10 @@ def back(value: Any, kind: T.DataType, *, in_json: bool = False) -> Any:
             return bool(value)
         case T.FloatType() | T.DoubleType() if isinstance(value, str):
             return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
-        case T.FloatType() | T.DoubleType():
+        case T.FloatType():
+            # Of four bytes a driver may tell the shortest text only.
+            return float(np.float32(value))
+        case T.DoubleType():
             return float(value)
         case T.DecimalType():
             return Decimal(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import checked_choice
-from flinkish_spark.sources.text_values import floats_of, infinite_fields, refuse_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
+#: Spark's TIME has microseconds, Arrow's that stands for it nanoseconds.
+_NANOS_PER_MICRO = 1_000
 _NO_DELIMITERS = '\r\n"\0'
 #: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
@@ -66,8 +67,7 @@ class JsonLines(InputFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
-    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, of which a TIMESTAMP_NTZ has no zone,
-    a BINARY base64; objects are STRUCTs.
+    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs.
     A number with more digits than its type holds, or too large for it, is no value of it.
     """
 
@@ -83,20 +83,13 @@ class JsonLines(InputFormat):
             yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse maps, times of day and intervals, which Arrow does not read, at any depth."""
-        import pyarrow as pa
-
+        """Refuse maps, times of day and intervals, which Arrow does not read."""
         for field in schema:
-            if _has_one(field.type, pa.types.is_map):
+            if any(word in str(field.type) for word in ("map<", "duration[", "time64[")):
                 raise ConfigError(
                     f"JSON files cannot hold the field '{field.name}', which is {field.type}",
-                    what_to_do="declare the keys of a map as fields of a STRUCT, an interval as STRING; or "
+                    what_to_do="declare the keys of a map as fields of a STRUCT, the others as STRING; or "
                     "read lines with TextLines(), and parse them in a map()",
-                )
-            if _has_one(field.type, lambda kind: pa.types.is_time(kind) or pa.types.is_duration(kind)):
-                raise ConfigError(
-                    f"JSON files cannot hold the field '{field.name}', which is {field.type}",
-                    what_to_do="declare STRING, and take it apart in a map()",
                 )
 
 
@@ -138,34 +131,29 @@ class CsvFiles(InputFormat):
         """Yield the records."""
         import pyarrow as pa
 
-        given, block_bytes, as_texts = 0, _CSV_BLOCK_BYTES, frozenset[str]()
+        given, block_bytes = 0, _CSV_BLOCK_BYTES
         while True:
             try:
-                for batch in _behind(given, self._batches(path, schema, block_bytes, as_texts)):
-                    if infinite := set(infinite_fields(batch)) - as_texts:
-                        as_texts |= infinite
-                        break
-                    refuse_nanoseconds(batch)
+                for batch in _behind(given, self._batches(path, schema, block_bytes)):
                     yield batch
                     given += batch.num_rows
-                else:
-                    return
+                return
             except pa.ArrowInvalid as error:
                 # How long the longest row is shows only there.
                 if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
                     raise
                 block_bytes *= 16
 
-    def _batches(
-        self, path: str, schema: pa.Schema, block_bytes: int, as_texts: frozenset[str]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; floats that are read as texts show whether a number was too great."""
+    def _batches(self, path: str, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyarrow import csv
 
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
-        types = {field.name: pa.string() if field.name in as_texts else field.type for field in schema}
+        # Floating numbers as texts first: of an infinity Arrow does not say whether it was one.
+        types = {
+            field.name: pa.string() if pa.types.is_floating(field.type) else field.type for field in schema
+        }
         with pa.input_stream(path, compression="detect") as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if not begin:
@@ -173,7 +161,7 @@ class CsvFiles(InputFormat):
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
-            read = csv.open_csv(
+            batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
@@ -182,15 +170,8 @@ class CsvFiles(InputFormat):
                     column_types=types, include_columns=names, null_values=[""]
                 ),
             )
-            for batch in read:
-                columns = [
-                    floats_of(column, field.type, field.name) if field.name in as_texts else column
-                    for field, column in zip(schema, batch.columns, strict=True)
-                ]
-                whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-                # Arrow counts a decimal's digits before it adds those of the scale.
-                whole.validate(full=True)
-                yield whole
+            for batch in batches:
+                yield _with_numbers(batch, schema)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse lists, maps, structs and intervals."""
@@ -201,9 +182,55 @@ class CsvFiles(InputFormat):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
 
 
-def _has_one(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether a type, or a part of it, is one of some kind."""
-    return is_one(kind) or any(_has_one(kind.field(at).type, is_one) for at in range(kind.num_fields))
+def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with floating numbers in the places of texts, all of them within their types.
+
+    Raises
+    ------
+    ArrowInvalid
+        A number has more digits than its type, or is none.
+    """
+    import pyarrow as pa
+
+    columns = [
+        _floating(batch.column(field.name), field.type)
+        if pa.types.is_floating(field.type)
+        else batch.column(field.name)
+        for field in schema
+    ]
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    whole.validate(full=True)
+    _refuse_nanoseconds(whole)
+    return whole
+
+
+def _refuse_nanoseconds(batch: pa.RecordBatch) -> None:
+    """Refuse times of day with more digits than a TIME has, which would be cut off later."""
+    import numpy as np
+    import pyarrow as pa
+
+    for field in batch.schema:
+        if pa.types.is_time64(field.type):
+            column = batch.column(field.name)
+            wrong = np.flatnonzero(column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO)
+            if len(wrong):
+                time = column[int(wrong[0])].cast(pa.string()).as_py()
+                raise pa.ArrowInvalid(f"the field {field.name!r} has {time}: a TIME has no nanoseconds")
+
+
+def _floating(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim(texts, " \t")
+    given = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+    numbers = pc.cast(given, kind)
+    too_large = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(given, "[0-9]"))
+    if pc.any(too_large).as_py():
+        first = given.filter(too_large)[0].as_py()
+        raise pa.ArrowInvalid(f"{first} is too large for {kind}")
+    return numbers
 
 
 def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,16 +6,19 @@ that follow each other in a line, or go over several. So of each line it is seen
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.sources.exact_json import MALFORMED, exact_text
-from flinkish_spark.sources.text_values import as_typed, written_as
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 #: About what is parsed at once; a longer line is parsed alone, whatever its length.
@@ -87,24 +90,115 @@ def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
 
 def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
+
+    # Arrow would want a number of days, take the text of bytes for the bytes, and leave out the offset that a
+    # time without a zone must not have.
+    texts = pa.schema([field.with_type(_with_texts(field.type, _is_read_as_text)) for field in schema])
+    table = _read(block, texts)
+    for field, text in zip(schema, texts, strict=True):
+        if field.type != text.type:
+            at = table.schema.get_field_index(field.name)
+            table = table.set_column(at, field, _from_texts(table.column(at), field.type))
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    table.validate(full=True)
+    if _infinities(table).any():
+        doubles = pa.schema([field.with_type(_with_doubles(field.type)) for field in texts])
+        if (_infinities(table) != _infinities(_read(block, doubles))).any():
+            raise pa.ArrowInvalid("a number is too large for FLOAT")
+    return table
+
+
+def _read(block: bytes, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
     from pyarrow import json
 
-    # What Arrow reads otherwise than it is written comes as what it is written as.
-    written = pa.schema([field.with_type(written_as(field.type)) for field in schema])
-    table = json.read_json(
+    return json.read_json(
         pa.BufferReader(block),
         # An object must not go over the end of what Arrow calls a block.
         read_options=json.ReadOptions(use_threads=False, block_size=len(block)),
-        parse_options=json.ParseOptions(explicit_schema=written, unexpected_field_behavior="ignore"),
+        parse_options=json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
-    for field, one in zip(schema, written, strict=True):
-        if field.type != one.type:
-            at = table.schema.get_field_index(field.name)
-            typed = [as_typed(chunk, field.type) for chunk in table.column(at).chunks]
-            table = table.set_column(at, field, pa.chunked_array(typed, field.type))
-    # Arrow counts a decimal's digits before it adds those of the scale.
-    table.validate(full=True)
-    return table
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind))
+
+
+def _is_read_as_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    is_local_time = pa.types.is_timestamp(kind) and kind.tz is None
+    return bool(pa.types.is_date(kind)) or is_local_time or _is_bytes(kind)
+
+
+def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type with other types in its places, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_changed(kind.value_type, change)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_changed(field.type, change)) for field in kind])
+    return change(kind)
+
+
+def _with_texts(kind: pa.DataType, is_text: Callable[[pa.DataType], bool]) -> pa.DataType:
+    import pyarrow as pa
+
+    return _changed(kind, lambda one: pa.string() if is_text(one) else one)
+
+
+def _with_doubles(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    return _changed(kind, lambda one: pa.float64() if pa.types.is_float32(one) else one)
+
+
+def _from_texts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column with dates, times and bytes in the places of texts."""
+    import pyarrow as pa
+
+    dated = column.cast(_with_texts(kind, _is_bytes))
+    if dated.type == kind:
+        return dated
+    try:
+        return pa.chunked_array([pa.array([_decoded(one, kind) for one in dated.to_pylist()], kind)], kind)
+    except binascii.Error as error:
+        raise pa.ArrowInvalid(f"a BINARY is no base64: {error}") from None
+
+
+def _decoded(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_decoded(one, kind.value_type) for one in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _decoded(value[field.name], field.type) for field in kind}
+    return base64.b64decode(value, validate=True) if _is_bytes(kind) else value
+
+
+def _infinities(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which of all floating numbers are infinite."""
+    import numpy as np
+
+    found = [leaf for column in table.columns for chunk in column.chunks for leaf in _numbers(chunk)]
+    return np.concatenate([np.zeros(0, np.bool_), *map(np.isinf, found)])
+
+
+def _numbers(array: pa.Array) -> Iterator[npt.NDArray[Any]]:
+    import pyarrow as pa
+
+    if pa.types.is_list(array.type):
+        yield from _numbers(array.flatten())
+    elif pa.types.is_struct(array.type):
+        for field in array.flatten():
+            yield from _numbers(field)
+    elif pa.types.is_floating(array.type):
+        yield array.fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _with_bare_numbers(block: bytes, schema: pa.Schema) -> bytes:

@@ -109,7 +109,7 @@ class MapKeys:
 
 def _one_zero(key: Any) -> Any:
     """Return 0.0 for -0.0, which is the same key: else which of them a map has would be a matter of order."""
-    return key + 0.0 if type(key) is float else key
+    return 0.0 if type(key) is float and key == 0 else key
 
 
 class AnyKeys:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark.errors import ConfigError, FlinkishError, SchemaError
 from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.sinks.files.formats import FileFormat, check_columns, read_schema, written_options
+from flinkish_spark.sinks.files.formats import FileFormat, check_columns, read_schema
 from flinkish_spark.sinks.jdbc.types import is_supported
 from flinkish_spark.sinks.jdbc.values import record_json
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
@@ -104,7 +104,7 @@ def test_sqlite_has_what_was_written(form: str, tmp_path: Path) -> None:
         folder.mkdir()
         database = TestDatabase(f"jdbc:sqlite:{folder / 'database'}")
         try:
-            return [through(database, {ddl: values}, folder)[ddl]]
+            return [through(database, {"v": (ddl, values)}, folder)["v"]]
         finally:
             database.close()
 
@@ -180,7 +180,7 @@ def test_numbers_beyond_a_float_are_found_behind_rows_that_say_infinity(tmp_path
     assert found[300_000:300_003] == [math.inf, -math.inf, None]
     assert math.isnan(found[300_003]) and found[300_004] == 0.1
     (tmp_path / "b").mkdir()
-    with pytest.raises(RuntimeError, match=r"the field 'v' has 1e309: it is beyond what a DOUBLE can be"):
+    with pytest.raises(RuntimeError, match=r"1e309 is too large for double"):
         _file(tmp_path / "b", "b.csv", words + "1e309,1\n", CsvFiles(), "DOUBLE")
 
 
@@ -190,7 +190,7 @@ def test_a_time_of_day_with_nanoseconds_is_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_base64_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"line 2 cannot be read: 'a b' is no base64"):
+    with pytest.raises(RuntimeError, match=r"line 2 cannot be read: a BINARY is no base64"):
         _file(tmp_path, "a.json", '{"v":"YWI="}\n{"v":"a b"}\n', JsonLines(), "BINARY")
 
 
@@ -282,11 +282,3 @@ def test_small_avro_files_are_merged_with_the_types_that_they_have() -> None:
     read = parse_ddl("a INT, b ARRAY<INT>, c MAP<STRING,INT>, d STRUCT<e:INT,f:LONG>")
     assert read_schema(FileFormat.AVRO, written) == read
     assert read_schema(FileFormat.PARQUET, written) == written
-
-
-def test_a_sink_s_own_options_give_way_to_given_ones() -> None:
-    given = {"timestampformat": "yyyy", "header": "true"}
-    found = written_options(FileFormat.CSV, given)
-    assert "timestampFormat" not in found and found["timestampformat"] == "yyyy" and found["header"] == "true"
-    assert found["ignoreTrailingWhiteSpace"] == "false" and found["timeZone"] == "UTC"
-    assert written_options(FileFormat.PARQUET, {}) == {}

@@ -45,11 +45,15 @@ class FileFormat(enum.Enum):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
-#: Options of Spark's writers that a sink gives unless they are given.
-_EXACT: dict[FileFormat, Mapping[str, str]] = {
-    FileFormat.JSON: TIME_OPTIONS,
-    FileFormat.CSV: {**TIME_OPTIONS, **_WHOLE_TEXTS},
-}
+def exact_options(kind: FileFormat) -> Mapping[str, str]:
+    """Return under which options a format says all of a value; a user's own go before them."""
+    match kind:
+        case FileFormat.JSON:
+            return TIME_OPTIONS
+        case FileFormat.CSV:
+            return {**TIME_OPTIONS, **_WHOLE_TEXTS}
+        case _:
+            return {}
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
@@ -163,7 +167,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
     if kind is FileFormat.CSV and isinstance(data_type, T.MapType | T.ArrayType | T.StructType):
         return f"a CSV column cannot hold {data_type.simpleString()}"
     if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
-        return "Spark writes bytes as a text there that nothing reads back, as [0A FF]"
+        return "a CSV column holds text, and bytes may be none"
     # What Spark's writers refuse, they refuse when the first records come.
     absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
     if kind is FileFormat.CSV:
@@ -175,25 +179,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
             return f"the format has no {part.simpleString()}"
         if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"
-    if kind is FileFormat.JSON and (why := unfit_for_json(data_type)):
-        return why
-    return ""
-
-
-def written_options(kind: FileFormat, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of Spark's writer: the given ones, and those without which values would be others.
-
-    By itself Spark cuts times down to milliseconds, in the time zone of the session, and blanks off the ends
-    of texts in CSV.
-
-    Examples
-    --------
-    >>> written_options(FileFormat.CSV, {"header": "true", "ignoretrailingwhitespace": "true"})["header"]
-    'true'
-    """
-    given = {name.lower() for name in options}
-    own = {name: value for name, value in _EXACT.get(kind, {}).items() if name.lower() not in given}
-    return {**own, **options}
+    return unfit_for_json(data_type) or "" if kind is FileFormat.JSON else ""
 
 
 def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:

@@ -136,8 +136,7 @@ class FileSink(Sink):
         """Return the staging half."""
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
-        options = formats.written_options(self.format, self.options)
-        settings = WriteSettings(self.format, options, self._assigners, part_bytes)
+        settings = WriteSettings(self.format, self.options, self._assigners, part_bytes)
         return FileWriter(self._files(context), settings, context, Disk(), probe(spark).has_shim)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:

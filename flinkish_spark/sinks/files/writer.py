@@ -25,7 +25,7 @@ from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, Sta
 from flinkish_spark.sinks.delta_staging import CountedRows, RowsDifferError
 from flinkish_spark.sinks.files.buckets import BucketAssigner
 from flinkish_spark.sinks.files.disk import Disk
-from flinkish_spark.sinks.files.formats import FileFormat
+from flinkish_spark.sinks.files.formats import FileFormat, exact_options
 from flinkish_spark.sinks.files.names import SinkFiles, StagedId, is_hidden, task_file
 from flinkish_spark.sinks.partition_values import refusing
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
@@ -155,7 +155,11 @@ class FileWriter(SinkWriter):
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
         rows = refusing(rows, only_in_names, BAD_RECORD_MARKER)
-        writer = rows.write.format(self._settings.kind.value).options(**self._settings.options)
+        kind = self._settings.kind
+        # A user's own options go before ours, in whatever case he writes them.
+        writer = (
+            rows.write.format(kind.value).options(**exact_options(kind)).options(**self._settings.options)
+        )
         writer = writer.option("maxRecordsPerFile", self._records_per_file())
         if self._settings.bucket_names:
             writer = writer.partitionBy(*self._settings.bucket_names)
