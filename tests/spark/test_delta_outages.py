@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flinkish_spark import Upsert
+from flinkish_spark import Append, Upsert
 from flinkish_spark.bridge import delta_rows
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.protocol.outcomes import Outcome
+from flinkish_spark.protocol.records import Committable
 from flinkish_spark.runtime.failures import classify
 from tests.crash.sweep.files import OUTAGE
 from tests.crash.sweep.gateway import hook_gateway
@@ -33,46 +34,66 @@ def unhook(spark: Any) -> Iterator[None]:
     out()
 
 
-def checkpointed(rig: DeltaRig, checkpoint: int) -> None:
-    """Take one checkpoint of one row."""
-    staged = rig.stage(checkpoint * 100, [(checkpoint, "x")])
-    assert not rig.committer.why_dead(staged)
-    assert rig.commit(checkpoint, staged).outcome.is_done
-
-
-def within(switch: Switch, work: Any) -> Any:
+def within(switch: Switch, work: Callable[[], Any]) -> Any:
     return switch.around(_WHOLE, work, lambda: AssertionError("nothing was to happen to the whole"))
 
 
-@pytest.mark.parametrize("mode", [None, Upsert(("id",))], ids=["files", "rows"])
-def test_every_call_into_the_jvm_fails_once(spark: Any, tmp_path: Path, unhook: None, mode: Any) -> None:
-    settings = {} if mode is None else {"mode": mode}
-    rig = DeltaRig(spark, tmp_path / "t", "id LONG, v STRING", **settings)
-    rig.put(1, [(1, "a")])
-    switch = Switch(lambda event: None)
+def points_in(switch: Switch, work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Do it, and return which calls into the JVM that took."""
     switch.begin(None)
-    staged = within(switch, lambda: rig.stage(200, [(2, "b")]))
-    within(switch, lambda: rig.committer.why_dead(staged))
-    assert within(switch, lambda: rig.commit(2, staged)).outcome.is_done
-    points = list(dict.fromkeys(call.name for call in switch.end() if call.layer is Layer.JVM))
-    # Of the transactions, the session, and the files below the table.
-    assert {"startTransaction", "forTable", "getFileStatus"} <= {name.split()[1] for name in points}
-    checkpoint = 3
-    for name in points:
-        switch.begin(Run(Point(name), Fault.FAIL))
+    done = within(switch, work)
+    return done, list(dict.fromkeys(call.name for call in switch.end() if call.layer is Layer.JVM))
+
+
+def fails_at_each(
+    switch: Switch, fired: list[str], work: Callable[[], Any], points: list[str]
+) -> list[tuple[str, Any]]:
+    """Let it fail at each point; return those that it does not come by any more, and its answers there."""
+    passed = []
+    for point in points:
+        fired.clear()
+        switch.begin(Run(Point(point), Fault.FAIL))
         try:
-            within(switch, partial(checkpointed, rig, checkpoint))
+            answer = within(switch, work)
         except Exception as error:
             told = classify(error)
-            assert isinstance(told, FlinkishError) and OUTAGE in str(told), f"{name}: {told}"
+            assert isinstance(told, FlinkishError) and OUTAGE in str(told), f"{point}: {told}"
             assert error.__cause__ is not error
         else:
-            pytest.fail(f"{name} did not fail")
-        # What was staged before is in no log; a try under new names makes it whole.
-        checkpointed(rig, checkpoint)
-        checkpoint += 1
-    wanted = Counter({(1, "a"): 1, (2, "b"): 1} | {(n, "x"): 1 for n in range(3, checkpoint)})
-    assert rig.rows("id", "v") == wanted
+            assert not fired, f"nobody heard that {point} failed"
+            passed.append((point, answer))
+    switch.begin(None)
+    return passed
+
+
+@pytest.mark.parametrize("mode", [Append(), Upsert(("id",))], ids=["files", "rows"])
+def test_every_call_into_the_jvm_fails_once(spark: Any, tmp_path: Path, unhook: None, mode: Any) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id LONG, v STRING", mode=mode)
+    rig.put(1, [(1, "a")])
+    fired: list[str] = []
+    switch = Switch(fired.append)
+
+    def stage(checkpoint: int) -> list[Committable]:
+        return rig.stage(checkpoint * 100, [(checkpoint, "b")])
+
+    def commit(checkpoint: int, staged: list[Committable]) -> Outcome:
+        assert not rig.committer.why_dead(staged)
+        return rig.commit(checkpoint, staged).outcome
+
+    staged, while_staging = points_in(switch, partial(stage, 2))
+    outcome, while_committing = points_in(switch, partial(commit, 2, staged))
+    assert outcome is Outcome.COMMITTED
+    wanted = {"write", "acksJson"} if mode == Append() else {"parquet", "listStatus"}
+    assert wanted <= {name.split()[1] for name in while_staging}
+    assert {"getFileStatus", "startTransaction"} <= {name.split()[1] for name in while_committing}
+    assert not fails_at_each(switch, fired, partial(stage, 3), while_staging)
+    staged = stage(3)
+    passed = fails_at_each(switch, fired, partial(commit, 3, staged), while_committing)
+    # Behind a MERGE its version is looked up. If that fails, the next try finds the rows in the table.
+    assert {answer for _, answer in passed} <= {Outcome.ALREADY_COMMITTED}, passed
+    assert mode == Append() or len(passed) < len(while_committing) / 2
+    assert commit(3, staged).is_done
+    assert rig.rows("id", "v") == Counter({(1, "a"): 1, (2, "b"): 1, (3, "b"): 1})
 
 
 def test_a_merge_that_takes_hours_lets_a_cancel_through(
