@@ -83,11 +83,7 @@ def exact_text(column: Column, kind: T.DataType) -> Column:
     match kind:
         case T.ArrayType() | T.MapType() | T.StructType():
             return json_of(column, null_fields=False)
-        case T.TimestampType():
-            # Counted from 1970 without a zone, since a cast would take the session's.
-            micros = F.unix_micros(column)
-            local = F.timestamp_add("MICROSECOND", micros, F.lit("1970-01-01").cast("timestamp_ntz"))
-            return F.date_format(local, TIME_OPTIONS["timestampNTZFormat"] + "'Z'")
-        case T.TimestampNTZType():
-            return F.date_format(column, TIME_OPTIONS["timestampNTZFormat"])
+        case T.TimestampType() | T.TimestampNTZType():
+            # As in JSON: a cast, and date_format too, would take the session's zone.
+            return F.get_json_object(json_of(F.struct(column.alias("t")), null_fields=False), "$.t")
     return column.cast("string")

@@ -3,6 +3,7 @@ package io.github.flinkishspark.shim;
 import com.fasterxml.jackson.core.JsonFactory;
 import com.fasterxml.jackson.core.JsonParseException;
 import com.fasterxml.jackson.core.JsonParser;
+import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.ByteArrayInputStream;
 import java.io.IOException;
@@ -18,6 +19,7 @@ import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.json.CreateJacksonParser;
 import org.apache.spark.sql.catalyst.json.JSONOptions;
 import org.apache.spark.sql.catalyst.json.JacksonParser;
+import org.apache.spark.sql.catalyst.util.BadRecordException;
 import org.apache.spark.sql.catalyst.util.FailureSafeParser;
 import org.apache.spark.sql.classic.ExpressionUtils;
 import org.apache.spark.sql.types.DataType;
@@ -25,6 +27,7 @@ import org.apache.spark.sql.types.ObjectType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
+import scala.collection.Iterable;
 import scala.collection.Iterator;
 import scala.collection.JavaConverters;
 import scala.collection.immutable.Map$;
@@ -48,6 +51,7 @@ public final class JsonRows implements Serializable {
   private final scala.collection.immutable.Map<String, String> options;
   private final String timeZone;
   private transient FailureSafeParser<UTF8String> parser;
+  private transient OneValueParser opened;
 
   private JsonRows(StructType schema, scala.collection.immutable.Map<String, String> options, String timeZone) {
     this.schema = schema;
@@ -97,11 +101,20 @@ public final class JsonRows implements Serializable {
     }
     var read = new StructType(java.util.Arrays.copyOf(own, length));
     JacksonParser jackson = new QuickJsonParser(read, parsed, seq());
-    return new FailureSafeParser<>(text -> jackson.parse(text, JsonRows::open, one -> one), parsed.parseMode(), schema, corrupt);
+    return new FailureSafeParser<>(text -> parsed(jackson, text), parsed.parseMode(), schema, corrupt);
+  }
+
+  private Iterable<InternalRow> parsed(JacksonParser jackson, UTF8String text) {
+    Iterable<InternalRow> rows = jackson.parse(text, this::open, one -> one);
+    JsonProcessingException rest = opened.rest();
+    if (rest != null) {
+      JsonRows.<RuntimeException>raise(new BadRecordException(() -> text, () -> new InternalRow[0], rest));
+    }
+    return rows;
   }
 
   /** Opens a value for Jackson; as bytes, unless it would take them for something else than UTF-8. */
-  private static JsonParser open(JsonFactory factory, UTF8String text) {
+  private JsonParser open(JsonFactory factory, UTF8String text) {
     ByteBuffer bytes = text.getByteBuffer();
     int at = bytes.arrayOffset() + bytes.position();
     int length = bytes.remaining();
@@ -110,11 +123,13 @@ public final class JsonRows implements Serializable {
     }
     // Of the encodings that Jackson looks for, all others show in the first two bytes: by a mark, or by a zero.
     if (length < 2 || bytes.array()[at] <= 0 || bytes.array()[at + 1] == 0) {
-      return new OneValueParser(CreateJacksonParser.utf8String(factory, text));
+      opened = new OneValueParser(CreateJacksonParser.utf8String(factory, text));
+      return opened;
     }
     InputStream stream = new ByteArrayInputStream(bytes.array(), at, length);
     try {
-      return new OneValueParser(factory.createParser(stream));
+      opened = new OneValueParser(factory.createParser(stream));
+      return opened;
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }
