@@ -44,7 +44,7 @@ class Recorder:
         self.sparkSession, self.conf = self, self
         self._shuffle_partitions = shuffle_partitions
 
-    def get(self, name: str) -> str:
+    def get(self, name: str, default: str | None = None) -> str:
         assert name == "spark.sql.shuffle.partitions"
         return str(self._shuffle_partitions)
 

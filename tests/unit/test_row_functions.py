@@ -58,7 +58,7 @@ class Frame:
     """Stands for a DataFrame: keeps what mapInArrow is given, and runs it."""
 
     def __init__(self, *batches: pa.RecordBatch) -> None:
-        self.batches = batches
+        self.batches, self.columns = batches, list(batches[0].schema.names)
         kinds = {"text": T.StringType()}
         self.schema = T.StructType(
             [T.StructField(name, kinds.get(name, T.LongType())) for name in batches[0].schema.names]
