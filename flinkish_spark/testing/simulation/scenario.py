@@ -103,8 +103,6 @@ WEIGHTS: dict[K, float] = {
     K.ZOMBIE: 2.5,
     K.STALLED_THREAD: 2,
     K.WALL_CLOCK_STEP: 1,
-    K.OLDER_DIRECTORY: 1.5,
-    K.COPY_COMMITS: 1.5,
     K.TORN_WRITE: 2,
     K.LOST_REPLY: 2.5,
     K.REFUSED_WRITE: 2,
@@ -128,13 +126,16 @@ WEIGHTS: dict[K, float] = {
     K.SAVEPOINT_FAILURE: 4,
     K.LISTENER_FAILURE: 1,
 }
-#: The same of faults that destroy what is decided: drawn on their own, so that runs without them stay.
+#: The same of faults that destroy what is decided, or the directory as a whole: drawn on their own, so that
+#: runs without them stay.
 DESTRUCTION: dict[K, float] = {
     K.DECIDED_EXPIRED: 4,
     K.DECIDED_FILE_GONE: 3,
     K.EVIDENCE_GONE: 1,
     K.DECIDED_INPUT_GONE: 1,
     K.OTHER_ORDER: 1,
+    K.OLDER_DIRECTORY: 4,
+    K.COPY_COMMITS: 4,
 }
 
 

@@ -141,12 +141,11 @@ class World:
         """
         self.scheduler.check()
         self.steps += 1
-        kind = self.faults.step()
-        if kind is not None:
-            self.faults.counts[kind] += 1
-            self.note("fault", kind.value)
-            self.strike(kind)
-        self.destruction.step()
+        for kind in (self.faults.step(), self.destruction.step()):
+            if kind is not None:
+                self.faults.counts[kind] += 1
+                self.note("fault", kind.value)
+                self.strike(kind)
         # Most operations are quick, some are slow.
         self.scheduler.pause(int(self._latency() ** 4 * 6_000))
         if self.trace is not None:
