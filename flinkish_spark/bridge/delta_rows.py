@@ -24,7 +24,7 @@ from flinkish_spark.bridge.delta_errors import (
     translated,
 )
 from flinkish_spark.bridge.delta_staged_rows import BATCH, DELETED, ORDER, read_staged
-from flinkish_spark.bridge.session_settings import SETTINGS
+from flinkish_spark.bridge.session_settings import SETTINGS, settings_of
 from flinkish_spark.errors import raise_translated
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.delta_modes import (
@@ -168,7 +168,7 @@ class DeltaRows:
             clone: Callable[[], SparkSession] | None = getattr(self._spark, "cloneSession", None)
             self._own = clone() if clone is not None else self._spark.newSession()
         # A new session has the settings that Spark was started with, not those made since.
-        wanted, there = SETTINGS.all(self._spark), dict(self._own.conf.getAll)
+        wanted, there = SETTINGS.all(self._spark), settings_of(self._own)
         for name in wanted.keys() | there.keys():
             if wanted.get(name) == there.get(name) or not self._own.conf.isModifiable(name):
                 continue

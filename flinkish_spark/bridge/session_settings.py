@@ -80,7 +80,7 @@ class SessionSettings:
     def all(self, spark: SparkSession) -> dict[str, str]:
         """Return every setting of the session, as its owner has it."""
         with self._look:
-            found = dict(spark.conf.getAll)
+            found = settings_of(spark)
             asked = {name: self._owners(spark, name, value) for name, value in found.items()}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -103,6 +103,18 @@ class SessionSettings:
                 spark.conf.unset(loan.name)
             else:
                 spark.conf.set(loan.name, loan.before)
+
+
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """Return every setting of a session as it is now.
+
+    Not by an iterator: Py4J takes an error of the JVM there for the end, and some settings would be missing.
+    """
+    conf = getattr(spark.conf, "_jconf", None)
+    if conf is None:
+        return dict(spark.conf.getAll)
+    entries = conf.getAllAsJava().entrySet().toArray()
+    return {str(entry.getKey()): str(entry.getValue()) for entry in entries}
 
 
 def _identity(spark: SparkSession) -> Any:

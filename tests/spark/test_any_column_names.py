@@ -69,7 +69,7 @@ def test_names_go_through_operators_and_sinks(spark, tmp_path) -> None:
         assert client.wait(timeout_ms=400_000), client.progress
     for sink in (memory, plain):
         assert sorted(map(tuple, sink.rows())) == ROWS
-        assert all(row.__fields__ == SCHEMA.names for row in sink.rows())
+        assert all(list(row.__fields__) == SCHEMA.names for row in sink.rows())
     for path in (delta, parts):
         table = spark.read.format("delta").load(path)
         assert sorted(table.columns) == sorted(taken)

@@ -70,7 +70,7 @@ def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPa
     limits = """SELECT 0 AS n, TINYINT(-128) AS t, 9223372036854775807 AS l, FLOAT(3.4028235E38) AS f,
         DOUBLE(4.9E-324) AS d, CAST('-0.00000000000000000000000000000000000001' AS DECIMAL(38,38)) AS p,
         'a\\u0000\\u001f"\\\\ä😀' AS s, X'00FF80' AS b, DATE'0001-01-01' AS day,
-        TIMESTAMP'0001-01-01 UTC' AS at, TIMESTAMP_NTZ'2026-03-29 02:30:00.000001' AS wall,
+        TIMESTAMP'0001-01-01 00:00:00 UTC' AS at, TIMESTAMP_NTZ'2026-03-29 02:30:00.000001' AS wall,
         INTERVAL '-1 02:03:04.000005' DAY TO SECOND AS span, INTERVAL '-1-2' YEAR TO MONTH AS months,
         ARRAY(1.5BD, NULL) AS a, MAP('k', TIMESTAMP'2026-10-25 00:30:00 UTC', '', NULL) AS m,
         NAMED_STRUCT('f', FLOAT('NaN'), 's', '') AS x

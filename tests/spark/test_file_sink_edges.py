@@ -88,8 +88,9 @@ def test_values_with_line_ends_quotes_and_nulls_are_read_back(spark, tmp_path) -
     rows = [("a\nb", 1), ("c\nd\n", 2), ('say "x", y', 3), (None, 4), ("", 5), ("ü,;", None)]
     for number, (kind, options) in enumerate(
         [
-            (FileFormat.CSV, {"header": "true", "multiLine": "true"}),
-            (FileFormat.CSV, {"multiLine": "true", "compression": "gzip"}),
+            # Quotes are doubled, as most readers want it.
+            (FileFormat.CSV, {"header": "true", "multiLine": "true", "escape": '"'}),
+            (FileFormat.CSV, {"multiLine": "true", "compression": "gzip", "escape": '"'}),
             (FileFormat.JSON, {"ignoreNullFields": "false"}),
             (FileFormat.AVRO, {}),
         ]
