@@ -108,12 +108,21 @@ PLAIN: dict[str, dict[str, Any]] = {
 #: Types that functions of Python's, and so states, refuse by name, at any depth.
 NOT_IN_ROWS = ("VARCHAR(3)", "CHAR(3)", "INTERVAL YEAR TO MONTH", "INTERVAL", "VARIANT")
 
+#: The longest name that readers of JSON take: Jackson's limit, and so Spark's.
+_LONGEST_NAME = 50_000
+
+
+def _as_name(value: Any) -> Any:
+    """Return a key of a map that JSON can have as a name."""
+    return value[:_LONGEST_NAME] if isinstance(value, str) else value
+
+
 #: Around a type: its declaration, and what is made of some of its values, by the names of these.
 FORMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[Any]]]] = {
     "by itself": ("{}", lambda limits: [*limits.values()]),
     "in ARRAY": ("ARRAY<{}>", lambda limits: [[*limits.values(), None], []]),
     "value of MAP": ("MAP<STRING,{}>", lambda limits: [{**limits, "null": None}, {}]),
-    "key of MAP": ("MAP<{},STRING>", lambda limits: [*({v: n} for n, v in limits.items()), {}]),
+    "key of MAP": ("MAP<{},STRING>", lambda limits: [*({_as_name(v): n} for n, v in limits.items()), {}]),
     "in STRUCT": ("STRUCT<v:{}>", lambda limits: [*({"v": v} for v in limits.values()), {"v": None}]),
 }
 _MAPS = ("value of MAP", "key of MAP")

@@ -80,6 +80,10 @@ def test_strange_values_below_a_strange_path_reach_files_and_catalog(spark, tmp_
     spark.sql("DROP TABLE strange_users")
 
 
+#: As the sink writes by itself: quotes are doubled, blanks and line ends at the end of a text stay.
+WHOLE = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+
+
 def test_values_with_line_ends_quotes_and_nulls_are_read_back(spark, tmp_path) -> None:
     """Small files are put one behind the other by bytes: a record may go over several lines.
 
@@ -88,9 +92,8 @@ def test_values_with_line_ends_quotes_and_nulls_are_read_back(spark, tmp_path) -
     rows = [("a\nb", 1), ("c\nd\n", 2), ('say "x", y', 3), (None, 4), ("", 5), ("ü,;", None)]
     for number, (kind, options) in enumerate(
         [
-            # Quotes are doubled, as most readers want it.
-            (FileFormat.CSV, {"header": "true", "multiLine": "true", "escape": '"'}),
-            (FileFormat.CSV, {"multiLine": "true", "compression": "gzip", "escape": '"'}),
+            (FileFormat.CSV, {"header": "true", "multiLine": "true", **WHOLE}),
+            (FileFormat.CSV, {"multiLine": "true", "compression": "gzip", **WHOLE}),
             (FileFormat.JSON, {"ignoreNullFields": "false"}),
             (FileFormat.AVRO, {}),
         ]

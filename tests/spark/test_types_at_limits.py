@@ -272,7 +272,8 @@ def as_json(raw: bytearray | None, ddl: str) -> str:
     if ddl == "BINARY":
         return json.dumps(base64.b64encode(raw).decode())
     text = raw.decode()
-    is_bare = re.match(r"ARRAY|MAP|STRUCT|BOOLEAN|BYTE|SHORT|INT$|LONG|DECIMAL", ddl)
+    is_number = re.match(r"FLOAT|DOUBLE", ddl) and re.fullmatch(r"[-+0-9.eE]+", text)
+    is_bare = is_number or re.match(r"ARRAY|MAP|STRUCT|BOOLEAN|BYTE|SHORT|INT$|LONG|DECIMAL", ddl)
     return text if is_bare else json.dumps(text)
 
 
