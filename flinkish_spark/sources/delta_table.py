@@ -162,7 +162,8 @@ def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.Record
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as content:
+    # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
         there = [name for name in schema.names if name in content.schema_arrow.names]
         for batch in content.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
             columns = [

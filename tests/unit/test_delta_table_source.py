@@ -113,6 +113,22 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
         DeltaTableSource(str(tmp_path / "t"), version=0)
 
 
+def test_times_in_the_form_of_spark_are_exact_from_the_first_year_to_the_last(tmp_path) -> None:
+    utc = datetime.timezone.utc
+    times = [
+        datetime.datetime(1, 1, 1, tzinfo=utc),
+        datetime.datetime(1677, 9, 21, 0, 12, 43, 145223, tzinfo=utc),
+        datetime.datetime(2262, 4, 11, 23, 47, 16, 854776, tzinfo=utc),
+        datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=utc),
+    ]
+    table = Table(tmp_path / "t", at="timestamp")
+    added = table.add("x.parquet", {"at": times})
+    content = pa.table({"at": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(content, tmp_path / "t" / "x.parquet", use_deprecated_int96_timestamps=True)
+    table.commit(added)
+    assert [at for (at,) in read(DeltaTableSource(str(tmp_path / "t")), tmp_path)] == times
+
+
 def test_values_of_partitions_and_columns_that_came_later(tmp_path) -> None:
     types = {"n": "long", "name": "string", "day": "date", "flag": "boolean", "price": "decimal(5,2)"}
     table = Table(tmp_path / "t", partition=["name", "day", "flag", "price"], **types)
