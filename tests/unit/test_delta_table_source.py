@@ -114,7 +114,7 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
 
 
 def test_times_in_the_form_of_spark_are_exact_from_the_first_year_to_the_last(tmp_path) -> None:
-    utc = datetime.timezone.utc
+    utc = datetime.UTC
     times = [
         datetime.datetime(1, 1, 1, tzinfo=utc),
         datetime.datetime(1677, 9, 21, 0, 12, 43, 145223, tzinfo=utc),
