@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +76,21 @@ def probe(spark: SparkSession) -> SparkProbe:
         has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
         has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
     )
+
+
+@contextmanager
+def active_session(spark: SparkSession) -> Iterator[None]:
+    """Let a session's settings hold for what Spark does in this thread, which may have another or none."""
+    sessions = jvm(spark).org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone, said
-from flinkish_spark.bridge.session import ends_with_this_process
+from flinkish_spark.bridge.session import active_session, ends_with_this_process
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -213,15 +213,17 @@ class SparkPlan:
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
         settings = self._settings
-        query = start_query(
-            self._spark,
-            self._planned,
-            write,
-            name=settings.name,
-            checkpoint_location=str(log.location),
-            trigger=trigger,
-            shuffle_partitions=self._shuffle_partitions,
-        )
+        # Spark makes the encoder of a frame under the settings of the thread's session, not of the frame's.
+        with active_session(self._spark):
+            query = start_query(
+                self._spark,
+                self._planned,
+                write,
+                name=settings.name,
+                checkpoint_location=str(log.location),
+                trigger=trigger,
+                shuffle_partitions=self._shuffle_partitions,
+            )
         return SparkQuery(query, settings, self._dropped)
 
 

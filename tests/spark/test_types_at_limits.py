@@ -46,21 +46,11 @@ from flinkish_spark.testing.sinks import SinkUnderTest
 from tests.databases import TestDatabase
 from tests.savepoint_support import started, stop, stop_with
 from tests.support import await_that, environment
-from tests.types_at_limits import FORMS, Case, cases_of, refused_types, same
-from tests.types_at_limits import columns_of as all_columns_of
+from tests.types_at_limits import FORMS, Case, cases_of, columns_of, refused_types, same
 from tests.types_databases import through
 from tests.types_files import column
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def columns_of(way: str) -> dict[str, Case]:
-    """Return the columns of a way, but for TIME, which the unit tests have.
-
-    This Spark has it switched off, and refuses it where a plan reads it out of a savepoint.
-    """
-    return {name: case for name, case in all_columns_of(way).items() if "TIME(" not in case.ddl}
-
 
 COLUMNS = columns_of("rows of SplitSource")
 ROWS = max(len(case.given) for case in COLUMNS.values())
