@@ -359,6 +359,10 @@ def test_a_savepoint_survives_its_stored_form() -> None:
     found = savepoint(hooks={"h": None}, finished=("x",), upstream={"t": {"job": "0" * 32, "checkpoint": 4}})
     stored = json.loads(json.dumps(found.to_json()))
     assert SavepointMetadata.from_json(stored) == found
+    # One of before has no token; one of now has that of its stretch of the timeline.
+    of_now = replace(found, timeline="9f3c")
+    assert "timeline" not in stored
+    assert SavepointMetadata.from_json(json.loads(json.dumps(of_now.to_json()))) == of_now
     assert (stored["rows"], stored["bytes"]) == (7, 150)
     assert FILES[0].path == "state/totals/a-0.parquet"
 
