@@ -108,6 +108,16 @@ PLAIN: dict[str, dict[str, Any]] = {
 #: Types that functions of Python's, and so states, refuse by name, at any depth.
 NOT_IN_ROWS = ("VARCHAR(3)", "CHAR(3)", "INTERVAL YEAR TO MONTH", "INTERVAL", "VARIANT")
 
+#: Types that only Spark makes, in a transform or a frame, and the sinks that take them; others refuse.
+OF_SPARK: dict[str, tuple[str, ...]] = {
+    "INTERVAL YEAR TO MONTH": (
+        *("Parquet files", "JSON files", "CSV files", "Avro files"),
+        *("Kafka Json", "Kafka Raw"),
+    ),
+    "INTERVAL": (),
+    "VARIANT": ("Delta append", "Delta upsert", "Delta overwrite", "Parquet files"),
+}
+
 #: The longest name that readers of JSON take: Jackson's limit, and so Spark's.
 _LONGEST_NAME = 50_000
 
@@ -131,6 +141,8 @@ _NESTED = tuple(form for form in FORMS if form != "by itself")
 NULL = "null"
 
 _FILES = ("Parquet", "JSON", "CSV", "Avro")
+#: Where what a sink has is what a function of the user's is given.
+CALLED = ("ForeachSink", "ForeachCheckpointSink", "PrintSink", "TwoPhaseCommitSink")
 SOURCES = (
     "rows of SplitSource",
     "batches of SplitSource",
@@ -138,8 +150,9 @@ SOURCES = (
     "JsonLines",
     "CsvFiles",
     "TextLines",
+    "CollectionSource",
 )
-SOURCES_OF_SPARK = ("DeltaSource", "DeltaTableSource", "Delta by from_dataframe")
+SOURCES_OF_SPARK = ("DeltaSource", "DeltaSource in Python", "DeltaTableSource", "Delta by from_dataframe")
 STATES = (
     "value state",
     "list state",
@@ -159,13 +172,17 @@ SINKS = (
     "Memory",
     "Delta append",
     "Delta upsert",
+    "Delta overwrite",
     *(f"{form} files" for form in _FILES),
+    "TEXT files",
     "SQLite",
     "PostgreSQL",
+    "MariaDB",
     "DeadLetterTable",
     "Kafka Json",
     "Kafka Avro",
     "Kafka Raw",
+    *CALLED,
 )
 
 
@@ -206,7 +223,7 @@ class Rule:
 
 _FLOATS, _TIME, _INTERVAL = ("FLOAT", "DOUBLE"), ("TIME(6)",), ("INTERVAL DAY TO SECOND",)
 _ALL_BUT_STRING = tuple(kind for kind in PLAIN if kind != "STRING")
-_OWN = ("rows of SplitSource", "batches of SplitSource")
+_OWN = ("rows of SplitSource", "batches of SplitSource", "CollectionSource")
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -335,7 +352,7 @@ RULES: tuple[Rule, ...] = (
         refusal="cannot be compared reliably",
     ),
     Rule(
-        ("SQLite", "PostgreSQL", "DeadLetterTable"),
+        ("SQLite", "PostgreSQL", "MariaDB", "DeadLetterTable"),
         None,
         _TIME + _INTERVAL,
         "times of day and intervals are refused before the start",
@@ -371,6 +388,28 @@ RULES: tuple[Rule, ...] = (
         becomes={NULL: ""},
     ),
     Rule(
+        ("TEXT files",),
+        None,
+        _ALL_BUT_STRING,
+        "one STRING is all that a line holds; other types are refused before the start",
+        refusal="a text file holds one string column",
+    ),
+    Rule(
+        ("TEXT files",),
+        _NESTED,
+        None,
+        "one STRING is all that a line holds; other types are refused before the start",
+        refusal="a text file holds one string column",
+    ),
+    Rule(
+        ("TEXT files",),
+        ("by itself",),
+        ("STRING",),
+        "null comes back as the empty text, and a text with ends of lines as several",
+        (NULL, "ends of lines"),
+        becomes={NULL: ""},
+    ),
+    Rule(
         ("JSON files", "Kafka Json", "Kafka Raw"),
         ("key of MAP",),
         _ALL_BUT_STRING,
@@ -399,13 +438,20 @@ RULES: tuple[Rule, ...] = (
         refusal="cannot be written as Avro",
     ),
     Rule(
-        ("Delta append", "Delta upsert", *SOURCES_OF_SPARK),
+        ("Delta append", "Delta upsert", "Delta overwrite", *SOURCES_OF_SPARK),
         None,
         _TIME + _INTERVAL,
         "Delta has no times of day nor intervals: refused before the start",
         refusal="DELTA_UNSUPPORTED_DATA_TYPES",
     ),
-    Rule(("SQLite",), ("by itself",), _FLOATS, "-0.0 is stored as 0.0", ("-0.0",), becomes={"-0.0": 0.0}),
+    Rule(
+        ("SQLite", "MariaDB"),
+        ("by itself",),
+        _FLOATS,
+        "-0.0 is stored as 0.0",
+        ("-0.0",),
+        becomes={"-0.0": 0.0},
+    ),
     Rule(
         ("SQLite",),
         ("by itself",),
@@ -413,6 +459,14 @@ RULES: tuple[Rule, ...] = (
         "NaN is a refused record: SQLite would store NULL",
         ("NaN",),
         "SQLite would store NaN as NULL",
+    ),
+    Rule(
+        ("MariaDB",),
+        ("by itself",),
+        _FLOATS,
+        "NaN and the infinities are refused records",
+        ("NaN", "Infinity", "-Infinity"),
+        "MySQL has no NaN and no infinity",
     ),
     Rule(
         ("PostgreSQL",),
@@ -559,6 +613,7 @@ def types_table() -> str:
             ("into a sink and back", SINKS),
         )
     ]
+    parts.append(_table_of_spark())
     return "\n\n".join([*parts, "\n".join(f"{number}. {note}" for note, number in notes.items())])
 
 
@@ -570,6 +625,17 @@ def _table(title: str, ways: Sequence[str], notes: dict[str, int]) -> str:
     for form, words in _AS_PARTS.items():
         cells = [_cell_of_form(way, form, notes) for way in ways]
         lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _table_of_spark() -> str:
+    """Say what becomes of types that Python does not have."""
+    lines = [
+        f"| made by Spark, into a sink and back | {' | '.join(SINKS)} |",
+        "|---" * (len(SINKS) + 1) + "|",
+    ]
+    for kind, exact in OF_SPARK.items():
+        lines.append(f"| {kind} | {' | '.join('exact' if way in exact else 'refused' for way in SINKS)} |")
     return "\n".join(lines)
 
 

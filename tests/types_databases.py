@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import json
 import math
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,22 @@ def back(value: Any, kind: T.DataType, *, in_json: bool = False) -> Any:
             return dt.date.fromisoformat(value)
         case T.TimestampType() | T.TimestampNTZType() if isinstance(value, str):
             return dt.datetime.fromisoformat(value)
+        case T.TimestampType() if value.tzinfo is None:
+            # A DATETIME, whose values are in UTC.
+            return value.replace(tzinfo=dt.UTC)
+        case T.TimeType() if isinstance(value, str):
+            return dt.time.fromisoformat(value)
+        case T.DayTimeIntervalType() if isinstance(value, str):
+            return _back_interval(value)
     return value
+
+
+def _back_interval(text: str) -> dt.timedelta:
+    """Return an interval out of Python's text of one."""
+    found = re.fullmatch(r"(?:(-?\d+) days?, )?(\d+):(\d+):(\d+)(?:\.(\d{6}))?", text)
+    assert found is not None, text
+    days, hours, minutes, seconds, micros = (int(one or 0) for one in found.groups())
+    return dt.timedelta(days, seconds, micros, minutes=minutes, hours=hours)
 
 
 def _back_nested(value: Any, kind: T.DataType) -> Any:
@@ -83,7 +99,16 @@ def _back_nested(value: Any, kind: T.DataType) -> Any:
         case T.MapType():
             pairs = value.items() if isinstance(value, dict) else value
             return {
-                back(k, kind.keyType, in_json=True): back(v, kind.valueType, in_json=True) for k, v in pairs
+                back(_as_key(k, kind.keyType), kind.keyType, in_json=True): back(
+                    v, kind.valueType, in_json=True
+                )
+                for k, v in pairs
             }
         case T.StructType():
             return {field.name: back(value[field.name], field.dataType, in_json=True) for field in kind}
+
+
+def _as_key(value: Any, kind: T.DataType) -> Any:
+    """Return a key as JSON has it where it is no name: names are texts."""
+    is_bare = isinstance(kind, T.BooleanType | T.IntegralType | T.FloatType | T.DoubleType)
+    return json.loads(value) if is_bare and isinstance(value, str) else value

@@ -13,7 +13,14 @@ from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.python_values import to_values
 from flinkish_spark.runtime.row_blocks import arrow_schema
-from flinkish_spark.sources import CsvFiles, FileSource, JsonLines, ParquetFiles, TextLines
+from flinkish_spark.sources import (
+    CollectionSource,
+    CsvFiles,
+    FileSource,
+    JsonLines,
+    ParquetFiles,
+    TextLines,
+)
 from flinkish_spark.sources.file_formats import InputFormat
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.sources.splits import SplitSource
@@ -75,6 +82,10 @@ def own_batches(ddl: str, values: list[Any], folder: Path) -> list[Any]:
     return read_all(Rows(ddl, values, as_batch=True), folder)
 
 
+def collection(ddl: str, values: list[Any], folder: Path) -> list[Any]:
+    return read_all(CollectionSource([(value,) for value in values], f"v {ddl}"), folder)
+
+
 def parquet(ddl: str, values: list[Any], folder: Path) -> list[Any]:
     schema = arrow_schema(parse_ddl(f"v {ddl}"))
     table = pa.Table.from_arrays([column(f"v {ddl}", values)], schema=schema)
@@ -122,4 +133,5 @@ FILES = {
     "JsonLines": json_lines,
     "CsvFiles": csv,
     "TextLines": text_lines,
+    "CollectionSource": collection,
 }

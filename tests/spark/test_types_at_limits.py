@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,14 @@ from flinkish_spark import (
     DeltaSink,
     FileFormat,
     FileSink,
+    ForeachCheckpointSink,
+    ForeachSink,
     KafkaSink,
     KeyedProcessFunction,
     MemorySink,
+    OverwritePartitions,
+    PrintSink,
+    TwoPhaseCommitSink,
     Upsert,
     ValueStateDescriptor,
 )
@@ -39,6 +45,7 @@ from flinkish_spark.sources import (
     FileSource,
     JsonLines,
     ParquetFiles,
+    TextLines,
 )
 from flinkish_spark.sources.json_records import decoded
 from flinkish_spark.sources.splits import SplitSource
@@ -46,9 +53,19 @@ from flinkish_spark.testing.sinks import SinkUnderTest
 from tests.databases import TestDatabase
 from tests.savepoint_support import started, stop, stop_with
 from tests.support import await_that, environment
-from tests.types_at_limits import FORMS, Case, cases_of, columns_of, refused_types, same
-from tests.types_databases import through
-from tests.types_files import column
+from tests.types_at_limits import (
+    CALLED,
+    FORMS,
+    OF_SPARK,
+    PLAIN,
+    Case,
+    cases_of,
+    columns_of,
+    refused_types,
+    same,
+)
+from tests.types_databases import back, through
+from tests.types_files import column, read_files
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,6 +74,12 @@ ROWS = max(len(case.given) for case in COLUMNS.values())
 FILES = {"Parquet files": ParquetFiles(), "JSON files": JsonLines(), "CSV files": CsvFiles()}
 #: Without it Spark refuses plans that convert to TIME, as those of operators do.
 TIME_OF_DAY = "spark.sql.timeType.enabled"
+PREFIX = "of types> "
+DELTA_MODES: dict[str, dict[str, Any]] = {
+    "Delta append": {},
+    "Delta upsert": {"mode": Upsert(["n"])},
+    "Delta overwrite": {"mode": OverwritePartitions(), "partition_by": ["p"]},
+}
 
 
 def declared(columns: dict[str, Case]) -> str:
@@ -109,6 +132,43 @@ def some(stream: Any, columns: dict[str, Case]) -> Any:
     return stream.transform(lambda frame: frame.select("n", *columns))
 
 
+class Pickled(TwoPhaseCommitSink):
+    """Puts what `write` is given into files, which have another name once they are committed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, transaction: Any) -> Any:
+        return self.folder / transaction.name, []
+
+    def write(self, handle: Any, record: Any) -> None:
+        handle[1].append(record)
+
+    def flush(self, handle: Any) -> str:
+        handle[0].write_bytes(pickle.dumps(handle[1]))
+        return str(handle[0])
+
+    def commit(self, committable: str, checkpoint: Any) -> None:
+        if (staged := Path(committable)).exists():
+            staged.rename(staged.with_suffix(".done"))
+
+    def abort(self, committable: str) -> None:
+        Path(committable).unlink(missing_ok=True)
+
+    def rows(self) -> list[Any]:
+        return [row for path in self.folder.glob("*.done") for row in pickle.loads(path.read_bytes())]
+
+
+def printed(text: str, columns: dict[str, Case]) -> list[dict[str, Any]]:
+    """Return what lines of a PrintSink stand for."""
+    lines = [json.loads(line[len(PREFIX) :]) for line in text.split("\n") if line.startswith(PREFIX)]
+    kinds = {name: parse_ddl(case.ddl) for name, case in columns.items()}
+    return [
+        {"n": line["n"], **{name: back(line[name], kind, in_json=True) for name, kind in kinds.items()}}
+        for line in lines
+    ]
+
+
 def check(found: dict[str, list[Any]], columns: dict[str, Case], where: str) -> None:
     """Compare columns that came out, in order of `n`, with what they have to be."""
     wrong = []
@@ -143,7 +203,7 @@ def in_berlin(spark: Any) -> Iterator[Any]:
 
 
 def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
-    in_berlin: Any, tmp_path: Path
+    in_berlin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spark, paths = in_berlin, {}
     env = environment(spark, tmp_path / "job")
@@ -164,16 +224,35 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
             paths[way] = tmp_path / form.value
             options = {"header": "true"} if form is FileFormat.CSV else {}
             some(stream, columns_of(way)).sink_to(FileSink(str(paths[way]), form, options), uid=form.value)
-    for way, mode in (("Delta append", None), ("Delta upsert", Upsert(["n"]))):
+    paths["TEXT files"], [text] = tmp_path / "text", columns_of("TEXT files")
+    is_line = ~F.coalesce(F.col(text), F.lit("")).contains("\n")
+    stream.transform(lambda frame: frame.where(is_line).select(text)).sink_to(
+        FileSink(str(paths["TEXT files"]), FileFormat.TEXT), uid="text"
+    )
+    for way, settings in DELTA_MODES.items():
         paths[way] = tmp_path / way.replace(" ", "-")
-        sink = DeltaSink(str(paths[way])) if mode is None else DeltaSink(str(paths[way]), mode=mode)
-        some(stream, columns_of(way)).sink_to(sink, uid=way.replace(" ", "-"))
+        rows = some(stream, columns_of(way)).transform(lambda frame: frame.withColumn("p", F.lit("all")))
+        rows.sink_to(DeltaSink(str(paths[way]), **settings), uid=way.replace(" ", "-"))
+    called: dict[str, list[Any]] = {"ForeachSink": [], "ForeachCheckpointSink": []}
+    two_phase = Pickled(tmp_path / "two-phase")
+    two_phase.folder.mkdir()
+    for sink in (
+        ForeachSink(lambda row, _: called["ForeachSink"].append(row)),
+        ForeachCheckpointSink(lambda rows, _: called["ForeachCheckpointSink"].extend(rows)),
+        PrintSink(PREFIX),
+        two_phase,
+    ):
+        some(stream, columns_of("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
     with started(env) as client:
         await_that(lambda: len(memory.rows()) == len(kept.rows()) == ROWS, client)
         stop_with(client, tmp_path / "savepoint")
+    called["PrintSink"] = printed(capsys.readouterr().out, columns_of("PrintSink"))
+    called["TwoPhaseCommitSink"] = two_phase.rows()
+    for way in CALLED:
+        check(by_column(called[way], columns_of(way)), columns_of(way), way)
     check(by_column(memory.rows(), columns_of("Memory")), columns_of("Memory"), "Memory")
     check(by_column(kept.rows(), COLUMNS), COLUMNS, "state")
-    for way in ("Delta append", "Delta upsert"):
+    for way in DELTA_MODES:
         columns = columns_of(way)
         check(read(spark.read.format("delta").load(str(paths[way])), columns), columns, way)
     for way in ("Parquet files", "JSON files", "Avro files"):
@@ -181,6 +260,16 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         if way != "Avro files":
             reader = reader.schema(declared(columns))
         check(read(reader.load(str(paths[way])), columns), columns, f"{way} by Spark")
+
+    case = columns_of("TEXT files")[text]
+    lines = read_files(
+        FileSource(str(paths["TEXT files"]), TextLines(), "v STRING", pattern="part-*"), tmp_path / "lines"
+    )
+    by_spark = [row.value for row in spark.read.text(str(paths["TEXT files"])).collect()]
+    # Without the text that is several lines; rows below the values are null.
+    wanted = sorted([*case.wanted, *[""] * (ROWS - 1 - len(case.wanted))])
+    for found in (lines, by_spark):
+        same(sorted(found), wanted, case.ddl)
 
     # What was written is read by sources of ours, beside the state out of the savepoint.
     env = environment(spark, tmp_path / "again")
@@ -194,6 +283,7 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         sources[way] = FileSource(str(paths[way]), form, declared(columns), pattern="part-*"), columns
     table, columns = str(paths["Delta append"]), columns_of("DeltaSource")
     sources["DeltaSource"] = DeltaSource(table), columns
+    sources["DeltaSource in Python"] = DeltaSource(table, reader="python"), columns
     sources["DeltaTableSource"] = DeltaTableSource(table), columns
     streams = {
         way: env.from_source(source, uid=way.replace(" ", "-")) for way, (source, _) in sources.items()
@@ -227,6 +317,65 @@ def decoded_values(values: DataFrame, columns: dict[str, Case]) -> dict[str, lis
     raw = values.selectExpr("key", "value", "'in' AS topic", "0 AS partition", "0L AS offset")
     form = Json(declared(columns))
     return read(decoded(raw, form, ["in"], []), columns)
+
+
+#: By `n`: what Spark makes, and what it says of a value that it reads again.
+MONTHS = {
+    1: ("INTERVAL '-178956970-8' YEAR TO MONTH", "INTERVAL '-178956970-8' YEAR TO MONTH"),
+    2: ("INTERVAL '178956970-7' YEAR TO MONTH", "INTERVAL '178956970-7' YEAR TO MONTH"),
+    3: ("CAST(NULL AS INTERVAL YEAR TO MONTH)", None),
+}
+VARIANTS = {
+    1: (
+        "to_variant_object(named_struct('b', X'00FF', 'd', DATE'0001-01-01', 'f', DOUBLE('NaN'),"
+        " 't', TIMESTAMP'2026-10-25 00:30:00.123456Z'))",
+        'OBJECT<b: BINARY, d: DATE, f: DOUBLE, t: TIMESTAMP> {"b":"AP8=","d":"0001-01-01","f":"NaN",'
+        '"t":"2026-10-25 00:30:00.123456+00:00"}',
+    ),
+    2: ("CAST(9223372036854775807 AS VARIANT)", "BIGINT 9223372036854775807"),
+    # A null of JSON is a value.
+    3: ("parse_json('null')", "VOID null"),
+    4: ("CAST(NULL AS VARIANT)", None),
+}
+
+
+def test_types_that_only_spark_has_are_exact_where_they_are_taken(spark: Any, tmp_path: Path) -> None:
+    def made(values: dict[int, Any], name: str) -> str:
+        return f"CASE {' '.join(f'WHEN n = {n} THEN {sql}' for n, (sql, _) in values.items())} END AS {name}"
+
+    def spread(frame: DataFrame, name: str) -> DataFrame:
+        forms = (f"ARRAY({name}, NULL) AS a", f"MAP('k', {name}) AS m", f"NAMED_STRUCT('v', {name}) AS s")
+        return frame.selectExpr("n", f"{name} AS v", *forms)
+
+    env = environment(spark, tmp_path / "job")
+    stream = env.from_collection([(n,) for n in VARIANTS], "n INT", uid="in").transform(
+        lambda frame: frame.selectExpr("n", made(MONTHS, "months"), made(VARIANTS, "variant"))
+    )
+    ways = [(kind, way) for kind, exact in OF_SPARK.items() for way in exact if "Kafka" not in way]
+    for number, (kind, way) in enumerate(ways):
+        name = "months" if "INTERVAL" in kind else "variant"
+        columns = ("n", "v") if way == "CSV files" else ("n", "v", "a", "m", "s")
+        rows = stream.transform(lambda frame, name=name, names=columns: spread(frame, name).select(*names))
+        if way in DELTA_MODES:
+            rows = rows.transform(lambda frame: frame.withColumn("p", F.lit("all")))
+            sink = DeltaSink(str(tmp_path / str(number)), **DELTA_MODES[way])
+        else:
+            sink = FileSink(str(tmp_path / str(number)), FileFormat(way.split()[0].lower()))
+        rows.sink_to(sink, uid=f"{number}")
+    env.execute()
+    for number, (kind, way) in enumerate(ways):
+        is_months = "INTERVAL" in kind
+        reader = spark.read.format("delta" if way in DELTA_MODES else way.split()[0].lower())
+        if way in ("JSON files", "CSV files"):
+            nested = f", a ARRAY<{kind}>, m MAP<STRING,{kind}>, s STRUCT<v:{kind}>"
+            reader = reader.schema(f"n INT, v {kind}{nested if way == 'JSON files' else ''}")
+        forms = ["v"] if way == "CSV files" else ["v", "a[0]", "m['k']", "s.v"]
+        shown = "CAST({0} AS STRING)" if is_months else "schema_of_variant({0}) || ' ' || to_json({0})"
+        found = reader.load(str(tmp_path / str(number))).orderBy("n")
+        values = found.selectExpr(*(shown.format(form) for form in forms)).collect()
+        wanted = [one for _, one in (MONTHS if is_months else VARIANTS).values()]
+        wanted += [None] * (len(VARIANTS) - len(wanted))
+        assert [tuple(row) for row in values] == [(one,) * len(forms) for one in wanted], (kind, way)
 
 
 def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
@@ -293,24 +442,28 @@ def read_by(way: str) -> set[str]:
     return {name for name, case in columns_of(source).items() if "INTERVAL" not in case.ddl}
 
 
-@pytest.mark.parametrize("way", ["Delta append", "Delta upsert"])
+@pytest.mark.parametrize("way", DELTA_MODES)
 def test_what_a_table_cannot_hold_is_refused_before_the_start(spark: Any, tmp_path: Path, way: str) -> None:
-    mode = {"mode": Upsert(["n"])} if way == "Delta upsert" else {}
     for number, case in enumerate(refused_types(way)):
-        sink = DeltaSink(str(tmp_path / f"table-{number}"), **mode)
-        subject = SinkUnderTest(lambda sink=sink: sink, lambda: (), spark, tmp_path, f"n INT, v {case.ddl}")
+        sink = DeltaSink(str(tmp_path / f"table-{number}"), **DELTA_MODES[way])
+        ddl = f"n INT, p STRING, v {case.ddl}"
+        subject = SinkUnderTest(lambda sink=sink: sink, lambda: (), spark, tmp_path, ddl)
         with pytest.raises(SchemaError, match=case.refusal):
             subject.start()
 
 
-def test_postgresql_has_what_was_written(postgres_database: TestDatabase, tmp_path: Path) -> None:
-    columns = columns_of("PostgreSQL")
+@pytest.mark.parametrize("way", ["PostgreSQL", "MariaDB"])
+def test_databases_have_what_was_written(request: pytest.FixtureRequest, tmp_path: Path, way: str) -> None:
+    fixture = {"PostgreSQL": "postgres_database", "MariaDB": "mariadb_database"}[way]
+    database: TestDatabase = request.getfixturevalue(fixture)
+    columns = columns_of(way)
     given = {name: (case.ddl, case.given) for name, case in columns.items()}
-    found = through(postgres_database, given, tmp_path)
+    found = through(database, given, tmp_path)
     for name, case in columns.items():
         same(found[name], case.wanted, case.ddl)
-    refused = [case for form in FORMS for case in cases_of("PostgreSQL", form, "STRING") if case.refusal]
-    assert len(refused) == len(FORMS)
-    for number, case in enumerate([*refused, *refused_types("PostgreSQL")], start=2):
+    sent = [case for form in FORMS for kind in PLAIN for case in cases_of(way, form, kind)]
+    # The interval that no row can have, and types that are refused with all of their values.
+    refused = [case for case in sent if case.refusal and case.given]
+    for number, case in enumerate(refused, start=2):
         with pytest.raises((BadRecordError, SchemaError), match=case.refusal):
-            through(postgres_database, {"v": (case.ddl, case.given)}, tmp_path, number)
+            through(database, {"v": (case.ddl, case.given)}, tmp_path, number)

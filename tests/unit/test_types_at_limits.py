@@ -13,16 +13,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flinkish_spark import (
+    ForeachCheckpointSink,
+    ForeachSink,
+    JdbcSink,
+    KafkaSink,
+    MemorySink,
+    PrintSink,
+    TwoPhaseCommitSink,
+)
 from flinkish_spark.errors import ConfigError, FlinkishError, SchemaError
+from flinkish_spark.formats import Avro, Json, Raw
 from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.sinks.files.formats import FileFormat, check_columns, read_schema
 from flinkish_spark.sinks.jdbc.types import is_supported
 from flinkish_spark.sinks.jdbc.values import record_json
+from flinkish_spark.sinks.kafka_avro import avro_schema
+from flinkish_spark.sinks.kafka_columns import check_columns as check_record
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
-from tests.databases import TestDatabase
+from tests.databases import TestDatabase, context_of
 from tests.types_at_limits import (
     FORMS,
     NOT_IN_ROWS,
+    OF_SPARK,
     PLAIN,
     RULES,
     SINKS,
@@ -266,7 +279,7 @@ def test_values_that_only_look_alike_are_told_apart(ddl: str, one: Any, other: A
 # -- what sinks refuse before the start -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["Parquet files", "JSON files", "CSV files", "Avro files"])
+@pytest.mark.parametrize("way", ["Parquet files", "JSON files", "CSV files", "Avro files", "TEXT files"])
 def test_file_sinks_take_what_they_can_hold_and_refuse_the_rest_before_the_start(way: str) -> None:
     form = FileFormat(way.split()[0].lower())
     for case in columns_of(way).values():
@@ -274,6 +287,46 @@ def test_file_sinks_take_what_they_can_hold_and_refuse_the_rest_before_the_start
     for case in refused_types(way):
         with pytest.raises(SchemaError, match=case.refusal):
             check_columns(form, parse_ddl(f"v {case.ddl}"), (), "out")
+
+
+class Never(TwoPhaseCommitSink):
+    """Is refused before anything of it is called."""
+
+    def begin(self, *_: Any) -> None:
+        raise AssertionError
+
+    write = flush = commit = abort = begin
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", OF_SPARK)
+def test_types_that_only_spark_has_are_refused_by_all_other_sinks_before_the_start(
+    kind: str, form: str, tmp_path: Path
+) -> None:
+    """But by Delta, which only Spark can ask."""
+    schema = parse_ddl(f"n INT, v {FORMS[form][0].format(kind)}")
+    database = JdbcSink(f"jdbc:sqlite:{tmp_path / 'database'}", "t", create_table=True)
+    called: dict[str, Any] = {
+        "Memory": MemorySink("never"),
+        "ForeachSink": ForeachSink(print),
+        "ForeachCheckpointSink": ForeachCheckpointSink(print),
+        "PrintSink": PrintSink(),
+        "TwoPhaseCommitSink": Never(),
+        **dict.fromkeys(("SQLite", "PostgreSQL", "MariaDB", "DeadLetterTable"), database),
+    }
+    for way in SINKS:
+        if way in OF_SPARK[kind] or way.startswith("Delta "):
+            continue
+        with pytest.raises(SchemaError, match=r"the field '(v|v_v)'|, v "):
+            if way.endswith(" files"):
+                check_columns(FileFormat(way.split()[0].lower()), schema, (), "out")
+            elif way == "Kafka Avro":
+                avro_schema(Avro(), schema)
+            elif way.startswith("Kafka "):
+                value = Json() if way == "Kafka Json" else Raw("v")
+                check_record(KafkaSink("localhost:1", "out", value=value), schema, "out")
+            else:
+                called[way].preflight(None, context_of(tmp_path, schema))
 
 
 def test_small_avro_files_are_merged_with_the_types_that_they_have() -> None:
