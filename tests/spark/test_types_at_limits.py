@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +127,17 @@ class Remembers(KeyedProcessFunction):
         yield self.row.value()
 
 
-def some(stream: Any, columns: dict[str, Case]) -> Any:
-    """Return a stream of some columns only."""
-    return stream.transform(lambda frame: frame.select("n", *columns))
+class Parts:
+    """Streams of some of the columns; one for all ways that have the same, since a plan is as wide as all."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.known = stream, dict[tuple[str, ...], Any]()
+
+    def of(self, columns: Iterable[str]) -> Any:
+        names = tuple(columns)
+        if names not in self.known:
+            self.known[names] = self.stream.transform(lambda frame: frame.select("n", *names))
+        return self.known[names]
 
 
 class Pickled(TwoPhaseCommitSink):
@@ -209,7 +217,8 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
     env = environment(spark, tmp_path / "job")
     stream = env.from_source(Everything(1), uid="in")
     memory, kept = MemorySink(f"{tmp_path}-memory"), MemorySink(f"{tmp_path}-kept")
-    some(stream, columns_of("Memory")).sink_to(memory, uid="memory")
+    parts = Parts(stream)
+    parts.of(columns_of("Memory")).sink_to(memory, uid="memory")
     stream.transform(lambda frame: frame.selectExpr("*", f"n % {ROWS} AS k")).key_by("k").process(
         Remembers(), output=declared(COLUMNS), uid="state"
     ).sink_to(kept, uid="kept")
@@ -223,15 +232,15 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         if way is not None:
             paths[way] = tmp_path / form.value
             options = {"header": "true"} if form is FileFormat.CSV else {}
-            some(stream, columns_of(way)).sink_to(FileSink(str(paths[way]), form, options), uid=form.value)
+            parts.of(columns_of(way)).sink_to(FileSink(str(paths[way]), form, options), uid=form.value)
     paths["TEXT files"], [text] = tmp_path / "text", columns_of("TEXT files")
     is_line = ~F.coalesce(F.col(text), F.lit("")).contains("\n")
     stream.transform(lambda frame: frame.where(is_line).select(text)).sink_to(
         FileSink(str(paths["TEXT files"]), FileFormat.TEXT), uid="text"
     )
+    rows = parts.of(columns_of("Delta append")).transform(lambda frame: frame.withColumn("p", F.lit("all")))
     for way, settings in DELTA_MODES.items():
         paths[way] = tmp_path / way.replace(" ", "-")
-        rows = some(stream, columns_of(way)).transform(lambda frame: frame.withColumn("p", F.lit("all")))
         rows.sink_to(DeltaSink(str(paths[way]), **settings), uid=way.replace(" ", "-"))
     called: dict[str, list[Any]] = {"ForeachSink": [], "ForeachCheckpointSink": []}
     two_phase = Pickled(tmp_path / "two-phase")
@@ -242,7 +251,7 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         PrintSink(PREFIX),
         two_phase,
     ):
-        some(stream, columns_of("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
+        parts.of(columns_of("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
     with started(env) as client:
         await_that(lambda: len(memory.rows()) == len(kept.rows()) == ROWS, client)
         stop_with(client, tmp_path / "savepoint")
