@@ -67,7 +67,7 @@ from tests.types_at_limits import (
 from tests.types_databases import back, through
 from tests.types_files import column, read_files
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 COLUMNS = columns_of("rows of SplitSource")
 ROWS = max(len(case.given) for case in COLUMNS.values())
@@ -253,7 +253,7 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
     ):
         parts.of(columns_of("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
     with started(env) as client:
-        await_that(lambda: len(memory.rows()) == len(kept.rows()) == ROWS, client)
+        await_that(lambda: len(memory.rows()) == len(kept.rows()) == ROWS, client, timeout_s=420)
         stop_with(client, tmp_path / "savepoint")
     called["PrintSink"] = printed(capsys.readouterr().out, columns_of("PrintSink"))
     called["TwoPhaseCommitSink"] = two_phase.rows()
@@ -352,39 +352,38 @@ def test_types_that_only_spark_has_are_exact_where_they_are_taken(spark: Any, tm
     def made(values: dict[int, Any], name: str) -> str:
         return f"CASE {' '.join(f'WHEN n = {n} THEN {sql}' for n, (sql, _) in values.items())} END AS {name}"
 
-    def spread(frame: DataFrame, name: str) -> DataFrame:
-        forms = (f"ARRAY({name}, NULL) AS a", f"MAP('k', {name}) AS m", f"NAMED_STRUCT('v', {name}) AS s")
-        return frame.selectExpr("n", f"{name} AS v", *forms)
+    def in_forms(v: str) -> tuple[str, ...]:
+        return f"{v}", f"ARRAY({v}, NULL) AS {v}_a", f"MAP('k', {v}) AS {v}_m", f"STRUCT({v} AS v) AS {v}_s"
+
+    def prepared(frame: DataFrame) -> DataFrame:
+        both = frame.selectExpr("n", made(MONTHS, "months"), made(VARIANTS, "variant"))
+        return both.selectExpr("n", "'all' AS p", *in_forms("months"), *in_forms("variant"))
 
     env = environment(spark, tmp_path / "job")
-    stream = env.from_collection([(n,) for n in VARIANTS], "n INT", uid="in").transform(
-        lambda frame: frame.selectExpr("n", made(MONTHS, "months"), made(VARIANTS, "variant"))
-    )
+    parts = Parts(env.from_collection([(n,) for n in VARIANTS], "n INT", uid="in").transform(prepared))
     ways = [(kind, way) for kind, exact in OF_SPARK.items() for way in exact if "Kafka" not in way]
     for number, (kind, way) in enumerate(ways):
-        name = "months" if "INTERVAL" in kind else "variant"
-        columns = ("n", "v") if way == "CSV files" else ("n", "v", "a", "m", "s")
-        rows = stream.transform(lambda frame, name=name, names=columns: spread(frame, name).select(*names))
+        v, path = "variant" if kind == "VARIANT" else "months", str(tmp_path / str(number))
+        columns = [v] if way == "CSV files" else [v, f"{v}_a", f"{v}_m", f"{v}_s"]
         if way in DELTA_MODES:
-            rows = rows.transform(lambda frame: frame.withColumn("p", F.lit("all")))
-            sink = DeltaSink(str(tmp_path / str(number)), **DELTA_MODES[way])
+            parts.of([*columns, "p"]).sink_to(DeltaSink(path, **DELTA_MODES[way]), uid=f"sink-{number}")
         else:
-            sink = FileSink(str(tmp_path / str(number)), FileFormat(way.split()[0].lower()))
-        rows.sink_to(sink, uid=f"{number}")
+            sink = FileSink(path, FileFormat(way.split()[0].lower()))
+            parts.of(columns).sink_to(sink, uid=f"sink-{number}")
     env.execute()
     for number, (kind, way) in enumerate(ways):
-        is_months = "INTERVAL" in kind
-        reader = spark.read.format("delta" if way in DELTA_MODES else way.split()[0].lower())
+        v, reader = "months", spark.read.format("delta" if way in DELTA_MODES else way.split()[0].lower())
+        shown, wanted = "CAST({0} AS STRING)", [*(one for _, one in MONTHS.values()), None]
+        if kind == "VARIANT":
+            v, wanted = "variant", [one for _, one in VARIANTS.values()]
+            shown = "schema_of_variant({0}) || ' ' || to_json({0})"
         if way in ("JSON files", "CSV files"):
-            nested = f", a ARRAY<{kind}>, m MAP<STRING,{kind}>, s STRUCT<v:{kind}>"
-            reader = reader.schema(f"n INT, v {kind}{nested if way == 'JSON files' else ''}")
-        forms = ["v"] if way == "CSV files" else ["v", "a[0]", "m['k']", "s.v"]
-        shown = "CAST({0} AS STRING)" if is_months else "schema_of_variant({0}) || ' ' || to_json({0})"
-        found = reader.load(str(tmp_path / str(number))).orderBy("n")
-        values = found.selectExpr(*(shown.format(form) for form in forms)).collect()
-        wanted = [one for _, one in (MONTHS if is_months else VARIANTS).values()]
-        wanted += [None] * (len(VARIANTS) - len(wanted))
-        assert [tuple(row) for row in values] == [(one,) * len(forms) for one in wanted], (kind, way)
+            nested = f", {v}_a ARRAY<{kind}>, {v}_m MAP<STRING,{kind}>, {v}_s STRUCT<v:{kind}>"
+            reader = reader.schema(f"n INT, {v} {kind}{nested if way == 'JSON files' else ''}")
+        forms = [v] if way == "CSV files" else [v, f"{v}_a[0]", f"{v}_m['k']", f"{v}_s.v"]
+        frame = reader.load(str(tmp_path / str(number))).orderBy("n")
+        found = frame.selectExpr(*(shown.format(form) for form in forms)).collect()
+        assert [tuple(row) for row in found] == [(one,) * len(forms) for one in wanted], (kind, way)
 
 
 def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
