@@ -224,7 +224,8 @@ def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
         return cast(type[FlinkishError], known)(said)
     # A broker or another system that does not answer: not the fault of the user's code.
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
-    why = "a task that reads or writes failed"
+    # Its text has its own reason, as a rule.
+    why = "" if " because " in said else "a task that reads or writes failed"
     return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
 
 
@@ -238,6 +239,11 @@ def _user_error(text: str) -> FlinkishError:
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
+    raised = _behind_the_marker(text)
+    if raised is not None:
+        facts["trace"] = raised.trace
+        if raised.root is not raised.causes[0]:
+            error = f"{raised.root}, and so {error}"
     return RepeatableUserError(
         f"{what} failed" + (f" {place} {where}" if where else ""),
         why=error,
@@ -245,6 +251,14 @@ def _user_error(text: str) -> FlinkishError:
         uid=uid,
         **facts,
     )
+
+
+def _behind_the_marker(text: str) -> Chain | None:
+    """Return what the user's function raised, with its causes; None where the text has the marker only."""
+    causes = Chain.of(text).causes
+    ours = [n for n, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
+    behind = causes[ours[-1] + 1 :] if ours else ()
+    return Chain(behind) if behind else None
 
 
 def _after(text: str, marker: str) -> str:
