@@ -132,8 +132,8 @@ class KafkaSource(EndsAtOffsets):
     value: Json | Raw = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
-    reader_options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reader_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     reader: Engine = Engine.JVM
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
