@@ -58,7 +58,7 @@ class DeltaCommit:
             return None
         kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
         metadata, timestamp_ms = None, int(written_s * 1_000)
-        for action in (json.loads(line) for line in text.splitlines() if line):
+        for action in (json.loads(line) for line in text.split("\n") if line):
             check_plain(table, action)
             metadata = action.get("metaData") or metadata
             timestamp_ms = (action.get("commitInfo") or {}).get("inCommitTimestamp") or timestamp_ms

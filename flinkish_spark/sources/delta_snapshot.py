@@ -85,7 +85,7 @@ class DeltaSnapshot:
             for action in _in_checkpoint(path):
                 snapshot._apply(action)
         for number in range(begin + 1, wanted + 1):
-            for line in commits[number].read_text(encoding="utf-8").splitlines():
+            for line in commits[number].read_text(encoding="utf-8").split("\n"):
                 if line:
                     snapshot._apply(json.loads(line))
         return snapshot

@@ -308,7 +308,7 @@ class SplitSource(Source):
             return {}
         try:
             if is_told:
-                self.committed(offsets)
+                self._tell(offsets, note)
             if may_delete:
                 self._release()
         except OSError as error:
@@ -327,6 +327,10 @@ class SplitSource(Source):
                 uid=self._fs_uid,
             ) from error
         return {}
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        """Call :meth:`committed`; where the system keeps a note beside the offsets, the mark goes with it."""
+        self.committed(offsets)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)

@@ -113,6 +113,19 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
         DeltaTableSource(str(tmp_path / "t"), version=0)
 
 
+def test_a_line_of_the_log_ends_where_json_lines_end(tmp_path) -> None:
+    """Delta writes U+2028 and its like as they are, in values of partitions and in statistics."""
+    name = "a\u2028b\u0085c\u2029"
+    table = Table(tmp_path / "t", n="long", p="string", partition=["p"])
+    added = table.add("x.parquet", {"n": [1]}, partitionValues={"p": name})
+    log = tmp_path / "t" / "_delta_log" / "00000000000000000001.json"
+    table.commit(added)
+    log.write_text(json.dumps(added, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, name)]
+    records = DeltaRecordsSource(str(tmp_path / "t"), starting_version=1, ending_version=1)
+    assert read(records, tmp_path, "records") == [(1, name)]
+
+
 def test_times_in_the_form_of_spark_are_exact_from_the_first_year_to_the_last(tmp_path) -> None:
     utc = datetime.UTC
     times = [

@@ -23,6 +23,7 @@ from flinkish_spark.runtime.ownership import Ownership, take_over
 from flinkish_spark.runtime.timelines import settle_timeline
 from flinkish_spark.sinks.files.marks import FileMarks
 from flinkish_spark.sinks.files.names import SinkFiles
+from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
 
@@ -169,9 +170,21 @@ class Group:
     def committed_notes(self, group: str) -> dict[Any, str]:
         return dict(self.notes)
 
-    def commit_offsets(self, group: str, offsets: Any, direction: Any, note: str) -> None:
-        assert group == f"flinkish-{JOB}-out"
+    def commit_offsets(self, group: str, offsets: Any, direction: Any = None, note: str = "") -> None:
+        assert group in (f"flinkish-{JOB}-out", "readers")
         self.notes.update(dict.fromkeys(offsets, note))
+
+
+def test_a_source_of_kafkas_records_leaves_its_mark_alone_and_within_a_hybrid_one() -> None:
+    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="readers").bound("in")
+    group = records.__dict__["_admin"] = Group()
+    past = KafkaRecordsSource("nowhere:1", ["history"], ending=EndAtLatest())
+    live = HybridSource(past, records)
+    for source, splits in ((records, {"orders:0": 7}), (live, {"1:orders:0": 9})):
+        group.notes.clear()
+        source._tell(splits, f"flinkish {JOB} 4 {A}")
+        assert list(source.newest_marks(JOB)) == [Mark(CheckpointId(4), A)]
+    assert list(KafkaRecordsSource("nowhere:1", ["orders"]).bound("in").newest_marks(JOB)) == []
 
 
 def test_a_mark_in_kafka_is_the_note_of_a_group() -> None:
