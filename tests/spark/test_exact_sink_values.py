@@ -68,7 +68,7 @@ def test_times_are_written_in_utc_with_their_microseconds(zoned: Any) -> None:
 
 
 def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: Any) -> None:
-    """.123456 and .123457 would be one key: Spark's encoder writes milliseconds if no micros are asked for."""
+    """.123456 and .123457 would be one key: Spark's encoder writes milliseconds where nothing says micros."""
     times = ("0001-01-01 00:00:00", "1969-12-31 23:59:59.999", "2026-01-01 00:00:00.123456", "")
     rows = [f"SELECT {n} AS n, CAST(NULLIF('{t}', '') AS TIMESTAMP_NTZ) AS wall" for n, t in enumerate(times)]
     frame = zoned.sql(" UNION ALL ".join(rows))
