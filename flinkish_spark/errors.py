@@ -75,6 +75,13 @@ class BadRecordError(UserError):
 class EnvironmentFault(FlinkishError):
     """Something outside this process is not as it must be."""
 
+    @classmethod
+    def of_system(cls, error: OSError, what: str, *, what_to_do: str = "", **facts: object) -> Self:
+        """Return what a refusal of the system means: a missing right does not pass, a full disk may."""
+        found = cls(what, why=str(error), what_to_do=what_to_do, **facts)
+        found.ends_when_repeated = not may_pass(error)
+        return found
+
 
 class BrokerUnavailableError(EnvironmentFault):
     """No Kafka broker answered within the time allowed."""
@@ -133,13 +140,6 @@ class StoreError(EnvironmentFault):
     """The job directory cannot be read or written."""
 
     restartable = True
-
-    @classmethod
-    def of(cls, error: OSError, what: str, *, what_to_do: str, **facts: object) -> Self:
-        """Return what a refusal of the file system means: a missing right does not pass, a full disk may."""
-        found = cls(what, why=str(error), what_to_do=what_to_do, **facts)
-        found.ends_when_repeated = not may_pass(error)
-        return found
 
 
 class CorruptObjectError(EnvironmentFault):

@@ -192,7 +192,7 @@ class LocalStore:
         return open(path, "xb")
 
     def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
-        return StoreError.of(
+        return StoreError.of_system(
             error,
             f"cannot {verb} {key} in the job directory {self.root}",
             what_to_do="check that the disk is there, has room, and may be written by this user",

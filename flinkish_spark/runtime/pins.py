@@ -391,7 +391,7 @@ def _sync(path: Path) -> None:
 
 
 def _refused(what: str, error: OSError) -> StoreError:
-    return StoreError.of(
+    return StoreError.of_system(
         error,
         f"cannot {what}",
         what_to_do="check that the disk is there, has room, and may be written by this user",

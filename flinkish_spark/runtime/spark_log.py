@@ -138,7 +138,7 @@ class SparkLog:
                 os.rename(self.location, aside)
             self.location.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError.of(
+            raise StoreError.of_system(
                 error,
                 f"cannot move Spark's checkpoint {self.location} aside",
                 what_to_do="check that the disk is there and may be written by this user",
@@ -176,7 +176,7 @@ class SparkLog:
                 elif (self.location / known).exists():
                     shutil.copy2(self.location / known, begun.location / known)
         except OSError as error:
-            raise StoreError.of(
+            raise StoreError.of_system(
                 error,
                 f"cannot begin a replay in {begun.location}",
                 what_to_do="check that the disk is there and may be written by this user",

@@ -176,7 +176,7 @@ class SavepointDir:
             if not strange and not is_claimed:
                 make_directories(self.path)
         except OSError as error:
-            raise StoreError.of(
+            raise StoreError.of_system(
                 error,
                 f"cannot write the savepoint {self.path}",
                 what_to_do="check that the disk is there, has room, and may be written by this user",

@@ -253,7 +253,7 @@ def forget_before(folder: Path, position: int) -> None:
 
 
 def _failed(folder: Path, error: OSError) -> StoreError:
-    return StoreError.of(
+    return StoreError.of_system(
         error,
         f"the log of lines in {folder} cannot be written",
         what_to_do="check that the disk is there, has room, and may be written by this user",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import types as T
 
 from flinkish_spark.arguments import instance_of, refuse_if_never_run
-from flinkish_spark.errors import ConfigError, EnvironmentFault, FlinkishError, InputLostError, may_pass
+from flinkish_spark.errors import ConfigError, EnvironmentFault, FlinkishError, InputLostError
 from flinkish_spark.sources.base import Source, SourceStart
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_positions import (
@@ -292,10 +292,8 @@ class SplitSource(Source):
         try:
             now = dict(self.fingerprint())
         except OSError as error:
-            away = SourceUnavailable(f"the source '{uid}' cannot say which input it reads", why=str(error))
-            # A file that is missing stays so; what does not answer is waited for.
-            away.ends_when_repeated = not may_pass(error)
-            raise away from error
+            what = f"the source '{uid}' cannot say which input it reads"
+            raise SourceUnavailable.of_system(error, what) from error
         except FlinkishError:
             raise
         except USER_ERRORS as error:

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
+from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     CommittableLostError,
@@ -26,6 +28,7 @@ from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose as P
@@ -41,7 +44,7 @@ from flinkish_spark.runtime.master_hooks import HookFailed, HookHangs
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.outside_requests import OutsideRequest, RequestFiles, RequestKind, StopMode
 from flinkish_spark.runtime.restarting import RestartPolicy, kind_of
-from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.runtime.settings import JobSettings, Standby
 from flinkish_spark.runtime.sink_staging import StagingMismatchError
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
@@ -52,6 +55,7 @@ from flinkish_spark.sinks.delta_staging import RowsDifferError
 from flinkish_spark.sources.splits import SourceUnavailable
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
+from tests.jvm_errors import FULL_DISK, Throwables
 
 
 class DriverError(Exception):
@@ -64,10 +68,17 @@ def by(error: Exception, cause: Exception) -> Exception:
     return error
 
 
+class Unwatched:
+    """Threads that do nothing: the watchdog's."""
+
+    def start(self, name: str, target: Any) -> Any:
+        assert name == "flinkish-watchdog"
+
+
 def refused(number: int) -> Exception:
     """Return what a store makes of a refusal of its file system."""
     cause = OSError(number, os.strerror(number))
-    return by(StoreError.of(cause, "cannot write 7.json", what_to_do="look at the disk"), cause)
+    return by(StoreError.of_system(cause, "cannot write 7.json", what_to_do="look at the disk"), cause)
 
 
 class Coordinator:
@@ -451,6 +462,20 @@ def test_what_is_no_outage_of_a_source_is_not_waited_for(tmp_path: Path, error: 
     node: Any = SimpleNamespace(uid="in", source=SimpleNamespace(check_identity=check_identity))
     with pytest.raises(type(error)):
         Inputs([node], JobDir(LocalStore(tmp_path)), None).check_identity()  # type: ignore[arg-type]
+
+
+def test_what_the_jvm_raises_before_the_query_reaches_nobody_raw(tmp_path: Path) -> None:
+    def check() -> None:
+        raise Throwables(FULL_DISK).raised()
+
+    engine: Any = SimpleNamespace(uids=("in",), why_no_savepoint_at=None, check=check)
+    job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None)
+    settings = JobSettings("orders", tmp_path, CheckpointConfig(), NoRestart(), 0, 1, **job)
+    supervisor = Supervisor(engine, settings, JobDir(LocalStore(tmp_path)))
+    with pytest.raises(Outage, match=r"^IOException: No space left on device") as caught:
+        supervisor.run()
+    assert isinstance(caught.value.__cause__, Py4JJavaError)
+    assert supervisor.states.status is JobStatus.FAILED
 
 
 def test_a_look_at_the_input_behind_a_failure_raises_only_what_is_final(caplog) -> None:
