@@ -27,6 +27,8 @@ from flinkish_spark.errors import (
     SparkGoneError,
     UserError,
     UserFunctionError,
+    causes_of,
+    may_pass,
 )
 from flinkish_spark.kafka.record_times import bad_time
 from flinkish_spark.protocol.causes import MOST_MESSAGE, Chain
@@ -147,6 +149,22 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
 
 
+def is_outage(error: BaseException) -> bool:
+    """Whether something that does not answer, or is full, is behind an error: then it may come for hours."""
+    if isinstance(error, QueryFailed):
+        # The table has looked at all of its causes.
+        return not error.ends_when_repeated
+    return any(_is_outage(one) for one in causes_of(error))
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, FlinkishError):
+        return isinstance(error, EnvironmentFault) and error.restartable and not error.ends_when_repeated
+    if isinstance(error, OSError) and may_pass(error):
+        return True
+    return isinstance(classify_alive(error), Outage)
+
+
 def _marked(text: str) -> FlinkishError | None:
     """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
     if USER_FUNCTION_MARKER in text:
@@ -198,7 +216,8 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     """Return the error of a failure: the innermost cause, then where, why and what to do."""
     root = chain.root
     what = f"{chain.headline}, {place}" if place else chain.headline
-    facts = {"condition": root.condition, "cause": chain.identity, "trace": chain.trace}
+    kind = root.condition or root.name
+    facts = {"condition": root.condition, "cause": chain.identity, "kind": kind, "trace": chain.trace}
     if rule is None:
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)

@@ -93,9 +93,9 @@ class JobLock:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _failed(self, error: OSError) -> StoreError:
-        return StoreError(
+        return StoreError.of_system(
+            error,
             f"cannot lock the job directory {self._path.parent}",
-            why=str(error),
             what_to_do="check that it exists and may be written by this user",
         )
 

@@ -289,7 +289,16 @@ class SplitSource(Source):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare the fingerprint with that of the first start."""
-        now = dict(self.fingerprint())
+        try:
+            now = dict(self.fingerprint())
+        except OSError as error:
+            what = f"the source '{uid}' cannot say which input it reads"
+            raise SourceUnavailable.of_system(error, what) from error
+        except FlinkishError:
+            raise
+        except USER_ERRORS as error:
+            mend = "correct fingerprint(); the job goes on from the last checkpoint"
+            raise _failed(uid, "was asked which input it reads", error, mend) from error
         if now and job_dir.recorded_once(_fact(uid), now) != now:
             raise InputLostError(
                 f"the input of source '{uid}' is another one than at the job's first start",
@@ -318,14 +327,8 @@ class SplitSource(Source):
         except FlinkishError:
             raise
         except USER_ERRORS as error:
-            from flinkish_spark.runtime.failures import RepeatableUserError
-
-            raise RepeatableUserError(
-                f"the source '{self._fs_uid}' failed when it was told of a checkpoint",
-                why=f"{type(error).__name__}: {error}",
-                what_to_do="correct committed() or released(); the checkpoint is finished by the next start",
-                uid=self._fs_uid,
-            ) from error
+            mend = "correct committed() or released(); the checkpoint is finished by the next start"
+            raise _failed(self._fs_uid, "was told of a checkpoint", error, mend) from error
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
@@ -371,6 +374,17 @@ class SplitSource(Source):
         return self.is_bounded and all(
             reaches(offset, self.end(name)) for name, offset in position.offsets.items()
         )
+
+
+def _failed(uid: str, when: str, error: BaseException, mend: str) -> FlinkishError:
+    from flinkish_spark.runtime.failures import RepeatableUserError
+
+    return RepeatableUserError(
+        f"the source '{uid}' failed when it {when}",
+        why=f"{type(error).__name__}: {error}",
+        what_to_do=mend,
+        uid=uid,
+    )
 
 
 def reaches(offset: Offset, end: Offset | None) -> bool:

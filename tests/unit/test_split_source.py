@@ -550,6 +550,33 @@ def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
     assert "nothing" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(ConnectionRefusedError(111, "Connection refused"), True), (FileNotFoundError("no such table"), False)],
+)
+def test_a_source_that_cannot_say_what_it_reads_is_no_dead_jvm(tmp_path, error, waits) -> None:
+    class Away(Counters):
+        def fingerprint(self):
+            raise error
+
+    job_dir = JobDir(LocalStore(tmp_path))
+    with pytest.raises(SourceUnavailable, match="the source 'in' cannot say which input it reads") as caught:
+        Away({}).bound("in").check_input(job_dir, "in", None)
+    assert caught.value.restartable and caught.value.ends_when_repeated is not waits
+    assert classify(caught.value) is caught.value
+
+
+def test_an_error_in_a_fingerprint_is_one_of_the_source_s_code(tmp_path) -> None:
+    class Wrong(Counters):
+        def fingerprint(self):
+            raise KeyError("nothing")
+
+    with pytest.raises(RepeatableUserError, match="'in' failed when it was asked which input") as caught:
+        Wrong({}).bound("in").check_input(JobDir(LocalStore(tmp_path)), "in", None)
+    assert "KeyError: 'nothing'. To do: correct fingerprint()" in str(caught.value)
+    assert caught.value.uid == "in"
+
+
 def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
     """Not before there are two: the newest may have to be replayed, from where the one before it ends."""
 
