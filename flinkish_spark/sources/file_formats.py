@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -244,17 +244,20 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 @dataclass(frozen=True)
 class TextLines(InputFormat):
-    """A record a line, in one field of texts; maybe compressed (``.gz``)."""
+    """A record a line, in one field of texts; maybe compressed (``.gz``).
+
+    A line that is no UTF-8 fails the job with file and line.
+    """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the lines without their ends."""
         import pyarrow as pa
 
+        line = 1
         with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
-                texts = [
-                    line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace") for line in some
-                ]
+                texts = _texts_of(some, line)
+                line += len(some)
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
 
     def check(self, schema: pa.Schema) -> None:
@@ -263,3 +266,15 @@ class TextLines(InputFormat):
 
         if [field.type for field in schema] != [pa.string()]:
             raise ConfigError("text files have one field", what_to_do='use the schema "value STRING"')
+
+
+def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
+    """Return lines without their ends; raise BadLine for one that is no UTF-8."""
+    from flinkish_spark.sources.json_lines import BadLine
+
+    bare = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+    try:
+        return [line.decode() for line in bare]
+    except UnicodeDecodeError as error:
+        at = bare.index(error.object)
+        raise BadLine(first + at, f"is no UTF-8: {error.reason}") from None

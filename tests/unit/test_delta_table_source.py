@@ -13,9 +13,10 @@ import pytest
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, DeltaTableSource
+from flinkish_spark.sources.delta_log import DeltaCommit
 from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
 from flinkish_spark.sources.split_positions import SplitPosition
-from tests.unit.test_file_source import reader_of
+from tests.unit.test_file_source import damaged_parquet, reader_of
 from tests.unit.test_split_source import step
 
 
@@ -204,3 +205,24 @@ def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> 
         DeltaSource("/t", DeltaChanges.FEED, starting_version=5, ending_version=4)
     with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
         DeltaRecordsSource(str(tmp_path / "t"), starting_version=5, ending_version=4)
+
+
+@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaRecordsSource])
+def test_a_damaged_file_of_a_table_is_named(tmp_path, kind) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    damaged_parquet(tmp_path / "t" / "x.parquet")
+    reader = reader_of(kind(str(tmp_path / "t")), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {tmp_path}/t/x.parquet cannot be read: .*snappy"):
+        step(reader, reader.initialOffset())
+
+
+def test_a_damaged_log_of_a_table_is_named(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    newest = tmp_path / "t" / "_delta_log" / f"{1:020d}.json"
+    newest.write_text(newest.read_text()[:-9])
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaTableSource(str(tmp_path / "t"))
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaCommit.read(tmp_path / "t", 1)

@@ -67,6 +67,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         (f"{TASK}\nflinkish_spark.errors.InternalError: a rule was broken.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.CorruptObjectError: no value.", CorruptObjectError, False),
         (f"{TASK}\nflinkish_spark.sources.splits.SourceUnavailable: asleep.", Outage, True),
+        (f"{TASK}\nflinkish_spark.sources.splits.SourceFailed: no such file.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime
 import errno
 import gzip
 import math
 import os
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ import pytest
 
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.runtime.failures import RepeatableUserError, classify
 from flinkish_spark.sources import (
     CsvFiles,
     CsvHeader,
@@ -25,7 +28,8 @@ from flinkish_spark.sources import (
     RateLimit,
     TextLines,
 )
-from flinkish_spark.sources.file_list import _paths
+from flinkish_spark.sources.file_list import _entries
+from flinkish_spark.sources.files import naming
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.sources.splits import SourceUnavailable
@@ -247,6 +251,113 @@ def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> Non
         step(reader, reader.initialOffset())
 
 
+def cut_gzip():
+    """Half of a file that holds no line twice, so that the half has lines, too."""
+    whole = gzip.compress("\n".join(f'{{"n": {n * 7919 % 10_007}}}' for n in range(9_000)).encode())
+    return whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form", "said"),
+    [
+        ("x.gz", cut_gzip(), JsonLines(), "Truncated compressed stream"),
+        ("x.gz", cut_gzip(), TextLines(), "Truncated compressed stream"),
+        ("x.bz2", bz2.compress(b"1\n" * 9_000)[:-9], TextLines(), "Truncated compressed stream"),
+        ("x.gz", b"no gzip at all", TextLines(), "zlib inflate failed"),
+    ],
+)
+def test_a_file_that_is_cut_off_ends_the_job_and_is_named(
+    folder, tmp_path, name, content, form, said
+) -> None:
+    """It was taken for an outage, which is waited for without an end."""
+    put(folder, name, content)
+    schema = "value STRING" if isinstance(form, TextLines) else "n LONG"
+    reader = reader_of(FileSource(str(folder), form, schema), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/{name} cannot be read: {said}") as caught:
+        step(reader, reader.initialOffset())
+    error = classify(caught.value)
+    assert isinstance(error, RepeatableUserError) and "It is cut off or damaged: restore it" in str(error)
+
+
+def damaged_parquet(path) -> None:
+    """The footer is whole, so the file is found; its one page, behind the header, is not."""
+    pq.write_table(pa.table({"n": [*range(9_000)]}), path, use_dictionary=False, compression="snappy")
+    content = bytearray(path.read_bytes())
+    content[200:4_000] = b"\xff" * 3_800
+    path.write_bytes(content)
+
+
+def test_a_page_of_parquet_that_is_damaged_ends_the_job_and_its_file_is_named(folder, tmp_path) -> None:
+    damaged_parquet(folder / "x.parquet")
+    reader = reader_of(FileSource(str(folder), ParquetFiles(), "n LONG"), tmp_path)
+    with pytest.raises(
+        RuntimeError, match=rf"the file {folder}/x.parquet cannot be read: .*snappy"
+    ) as caught:
+        step(reader, reader.initialOffset())
+    assert isinstance(classify(caught.value), RepeatableUserError)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (OSError(errno.EIO, "Input/output error"), OSError, "[Errno 5] Input/output error: '/in/a'"),
+        (OSError(errno.ESTALE, "gone", "/in/b"), OSError, "[Errno 116] gone: '/in/b'"),
+        (PermissionError(errno.EACCES, "no"), PermissionError, "[Errno 13] no: '/in/a'"),
+        (TimeoutError("asleep"), TimeoutError, "asleep"),
+        (EOFError("ended"), ValueError, "the file /in/a cannot be read as the schema says: ended"),
+        (InputLostError("the file is gone"), InputLostError, "the file is gone."),
+    ],
+)
+def test_what_cannot_be_read_now_is_named_and_stays_what_it_is(raised, kind, message) -> None:
+    with pytest.raises(kind) as caught, naming("/in/a"):
+        raise raised
+    assert type(caught.value) is kind and str(caught.value) == message
+
+
+@pytest.mark.parametrize("change", ["appended", "replaced", "touched"])
+def test_a_file_that_changes_behind_its_reading_is_lost_input(folder, tmp_path, change) -> None:
+    """What was added was never read, without a word."""
+    put(folder, "deep/a.txt", "1\n")
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, rows = step(reader, reader.initialOffset())
+    assert first_column(rows) == ["1"]
+    if change == "appended":
+        put(folder, "deep/a.txt", "1\n2\n")
+    elif change == "replaced":
+        os.replace(put(folder, "deep/_b", "3\n", at=1), folder / "deep/a.txt")
+    else:
+        put(folder, "deep/a.txt", "1\n", at=1)
+    # The same process, and one that has the list out of the job directory.
+    for other in (reader, reader_of(source, tmp_path)):
+        time.sleep(0.002)
+        with pytest.raises(InputLostError, match=rf"the file {folder}/deep/a.txt has changed") as caught:
+            other.latestOffset(position, None)
+        assert "delete it if it has been read" in str(caught.value)
+    put(folder, "deep/a.txt", "1\n")
+    put(folder, "b.txt", "4\n")
+    assert first_column(step(reader_of(source, tmp_path), position)[1]) == ["4"]
+
+
+def test_a_file_may_be_deleted_behind_its_reading(folder, tmp_path) -> None:
+    path = put(folder, "a", "1\n")
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, _ = step(reader, reader.initialOffset())
+    path.unlink()
+    put(folder, "b", "2\n")
+    time.sleep(0.002)
+    assert first_column(step(reader, position)[1]) == ["2"]
+
+
+def test_a_line_that_is_no_utf8_is_refused_with_its_number(folder, tmp_path) -> None:
+    """It was read with other letters: a\\ufffdb."""
+    put(folder, "x", b"a\n" * 10_000 + b"a\xffb\r\nc")
+    reader = reader_of(texts(folder), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/x .*: line 10001 is no UTF-8: invalid start"):
+        step(reader, reader.initialOffset())
+
+
 def test_a_column_of_another_type_is_told_with_its_file(folder, tmp_path) -> None:
     pq.write_table(pa.table({"at": [1_767_225_600_000]}), folder / "x")
     reader = reader_of(FileSource(str(folder), ParquetFiles(), "at TIMESTAMP"), tmp_path)
@@ -307,7 +418,7 @@ def test_a_folder_that_is_moved_away_behind_the_start_is_no_empty_one(folder, tm
     reader = reader_of(texts(folder, discovery=discovery), tmp_path)
     start = reader.initialOffset()
     folder.rename(tmp_path / "away")
-    with pytest.raises(SourceUnavailable, match=r"of source 'in' failed.*FileNotFoundError"):
+    with pytest.raises(SourceUnavailable, match=r"of source 'in' cannot be listed.*FileNotFoundError"):
         reader.latestOffset(start, None)
     # Nothing was decided: the next start of the query finds what is there.
     (tmp_path / "away").rename(folder)
@@ -345,7 +456,7 @@ def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_
         return listing(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    assert list(_paths(folder, "*")) == [folder / "a"]
+    assert [entry.path for entry in _entries(folder, "*")] == [f"{folder}/a"]
 
 
 def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
+import socket
+import ssl
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +25,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.scans import lowest
-from flinkish_spark.runtime.failures import RepeatableUserError, classify
+from flinkish_spark.runtime.failures import Outage, QueryFailed, RepeatableUserError, classify
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import SourceStart
 from flinkish_spark.sources.collection import CollectionSource
@@ -441,6 +444,45 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
     (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
     with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed.*not today"):
         list(reader.read(piece))
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_counted"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/in/a"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), True),
+        (IsADirectoryError(errno.EISDIR, "Is a directory"), True),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), True),
+        (OSError(errno.EINVAL, "Invalid argument"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False),
+        (ConnectionRefusedError("not today"), False),
+        (TimeoutError("timed out"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.ESTALE, "Stale file handle"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (OSError("away"), False),
+        # Their numbers are their own: 1 and 2 are EPERM and ENOENT of the system.
+        (ssl.SSLError(1, "record layer failure"), False),
+        (socket.herror(2, "Host name lookup failure"), False),
+    ],
+)
+def test_what_a_source_is_refused_is_counted_and_an_outage_is_waited_for(
+    tmp_path, raised, is_counted
+) -> None:
+    class Refused(Counters):
+        def read(self, split, start, end):
+            raise raised
+            yield ()
+
+    reader = reader_of(Refused({"a": 1}), tmp_path)
+    (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
+    with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed") as caught:
+        list(reader.read(piece))
+    assert caught.value.restartable and caught.value.ends_when_repeated is is_counted
+    # As text, which is how Spark hands it on.
+    kind = type(caught.value)
+    error = classify(RuntimeError(f"failed:\n{kind.__module__}.{kind.__qualname__}: {caught.value}"))
+    assert type(error) is (QueryFailed if is_counted else Outage), repr(error)
 
 
 def test_names_of_splits_that_are_made_while_they_are_gone_through_are_work_of_the_source(tmp_path) -> None:
