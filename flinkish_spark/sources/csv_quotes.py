@@ -1,7 +1,7 @@
 """The quotes of a CSV file, looked at before Arrow sees them.
 
 Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the value.
-So each quoted value must end, and end in front of the delimiter or at the end of the line or the file. A quote
+So each quoted value must end, in front of the delimiter, of an end of a line or of that of the file. A quote
 within a value that does not begin with one is text.
 """
 
@@ -48,10 +48,10 @@ class _Part:
 
         if not (self.is_open[runs - 1] if runs else self.opened is not None):
             return None
-        is_opening = self.is_open[:runs] & ~self.was_open[:runs]
+        is_opening = self.is_open & ~self.was_open
         # Two quotes within a value may be a run each.
-        is_opening[1:] &= self.starts[1:runs] != self.ends[: runs - 1]
-        opening = np.flatnonzero(is_opening)
+        is_opening[1:] &= self.starts[1:] != self.ends[:-1]
+        opening = np.flatnonzero(is_opening[:runs])
         return self.offset + int(self.starts[opening[-1]]) if len(opening) else self.opened
 
     def ends_of_lines(self) -> npt.NDArray[Any]:
