@@ -27,9 +27,11 @@ from flinkish_spark.sources import (
     ParquetFiles,
     RateLimit,
     TextLines,
+    csv_quotes,
 )
 from flinkish_spark.sources.file_list import _entries
 from flinkish_spark.sources.files import naming
+from flinkish_spark.sources.json_lines import BadLine
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.sources.splits import SourceUnavailable
@@ -217,6 +219,70 @@ def test_names_of_columns_alone_are_a_file_without_records(folder, tmp_path, dat
 
 def test_a_row_of_csv_without_an_end_is_one(folder, tmp_path) -> None:
     assert csv_rows(folder, tmp_path, "1,a", SCHEMA, CsvFiles(CsvHeader.NONE)) == [(1, "a")]
+
+
+#: Text of a CSV file, the line that is refused, and what of it is said.
+TORN = [
+    ('a,b\nu,1\nx,"1\ny,2\nz,3\n', 3, "has a quote that nothing closes"),
+    ('a,b\n"', 2, "has a quote that nothing closes"),
+    ('a,b\n1,"""', 2, "has a quote that nothing closes"),
+    ('"a,b\n1,2\n', 1, "has a quote that nothing closes"),
+    # A quote within a value hides nothing, and an end of a line may be two bytes.
+    ('a,b\r\nu"v",1\r\nx,"1\r\n', 3, "has a quote that nothing closes"),
+    ('a,b\n"1"2,3\n', 2, "text behind its closing"),
+    ('a,b\n"x"y,3\n', 2, "text behind its closing"),
+    ('a,b\n"x" ,3\n', 2, "text behind its closing"),
+    ('a,b\n"x"y"z",3\n', 2, "text behind its closing"),
+    ('a,b\n""x,3\n', 2, "text behind its closing"),
+    ('\ufeff"a"x,b\n1,3\n', 1, "text behind its closing"),
+    # The value begins in line 3, and the quote that is meant to open another one closes it.
+    ('a,b\né,1\nx,"1\ny,"2"\n', 3, "text behind its closing quote, in line 4"),
+    ("a,b,a\n1,2,3\n", 1, "has the name 'a' 2 times"),
+    ('\n\n"a",b,a\n1,2,3\n', 3, "has the name 'a' 2 times"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "why"), TORN)
+@pytest.mark.parametrize("part_bytes", [3, 7, 1 << 20])
+def test_a_torn_quote_of_csv_is_refused_with_its_line(
+    folder, tmp_path, monkeypatch, text, line, why, part_bytes
+) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/x.csv cannot be read.*: line {line} .*{why}"):
+        csv_rows(folder, tmp_path, text, "a STRING")
+    put(folder, "x.csv.gz", gzip.compress(text.encode()))
+    with pytest.raises(BadLine, match=rf"line {line} .*{why}"):
+        list(CsvFiles().batches(str(folder / "x.csv.gz"), pa.schema([("a", pa.string())])))
+
+
+@pytest.mark.parametrize("part_bytes", [3, 4, 5, 7, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_quotes_of_csv_over_borders_of_parts(folder, tmp_path, monkeypatch, part_bytes, end, mark) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
+    lines = ['"a";b', '"é;\r\n""x""";a"b', '"";""""', '"""";"\n"', ';"b"']
+    wanted = [('é;\r\n"x"', 'a"b'), ("", '"'), ('"', "\n"), ("", "b")]
+    data = mark + end.join(lines)
+    assert csv_rows(folder, tmp_path, data, "a STRING, b STRING", CsvFiles(delimiter=";")) == wanted
+    # Lines are counted with those within values: 1 for the names, 2 for the first record, which has 2.
+    ends = end.count("\n") or 1
+    starts = [1, 1 + ends, 2 + 2 * ends, 2 + 3 * ends, 3 + 4 * ends]
+    path = str(folder / "x.csv")
+    assert [csv_quotes.line_of(path, ";", record) for record in range(5)] == starts
+
+
+def test_an_open_quote_in_a_large_csv_is_refused_and_a_bad_number_has_its_line(folder, tmp_path) -> None:
+    rows = "".join(f'"{n}","some ""text"""\n' for n in range(200_000))
+    with pytest.raises(RuntimeError, match=r"line 200002 has a quote that nothing closes"):
+        csv_rows(folder, tmp_path, f'n,name\n{rows}1,"x\n2,y\n' + "3,z\n" * 200_000, SCHEMA)
+    # Two that are stray are a value, as CSV has it.
+    assert csv_rows(folder, tmp_path / "2", 'n,name\n1,"x\n2,y\n3,z"\n', SCHEMA) == [(1, "x\n2,y\n3,z")]
+    with pytest.raises(RuntimeError, match=r"line 200002 cannot be read: the field 'n' has 0x80"):
+        csv_rows(folder, tmp_path / "3", f"n,name\n{rows}0x80,x\n", SCHEMA)
+
+
+def test_names_of_csv_that_no_field_has_may_come_twice(folder, tmp_path) -> None:
+    assert csv_rows(folder, tmp_path, "a,x,x,,\n1,2,3,,\n", "a LONG") == [(1,)]
 
 
 @pytest.mark.parametrize("size", [3_000_000, 20_000_000])
