@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime as dt
+import json
 import math
 import pickle
 import sqlite3
@@ -366,6 +367,15 @@ def test_what_no_commit_could_write_is_named_before_the_decision(dialect, second
     said = str(caught.value)
     assert "[FLINKISH_BAD_RECORD] the sink 'out' refuses it: " + why in said
     assert f'{{"k": {count - 1}}}' in said
+
+
+def test_what_python_cannot_read_can_be_left_out_at_the_commit() -> None:
+    """Other policies than FAIL come by it there; the dead letter says what it was."""
+    for column, first in ((NO_TEXT, "a"), (pa.StructArray.from_arrays([NO_TEXT], ["of"]), {"of": "a"})):
+        found = python_values(column)
+        assert found[0] == first and isinstance(found[1], Unfit)
+        said = json.loads(record_json(pa.record_batch([column], names=["v"]), 1))
+        assert said["v"].startswith("the value cannot be read: 'utf-8' codec")
 
 
 @pytest.mark.parametrize(
