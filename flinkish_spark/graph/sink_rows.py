@@ -15,6 +15,7 @@ from flinkish_spark.graph.before_sinks import OnePass
 from flinkish_spark.graph.frame_transforms import Transform, transformed
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.runtime import columns as C
+from flinkish_spark.runtime.usable_types import parts_of
 from flinkish_spark.sinks.base import Sink
 
 #: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
@@ -145,8 +146,9 @@ def _moved(channel: int, number: int) -> int:
 
 def hashable(column: Column, kind: T.DataType) -> Column:
     """Return what stands for a column in a record's hash."""
-    # Spark refuses to hash maps, since equal maps may differ in order.
-    return F.to_json(F.struct(column)) if "map<" in kind.simpleString() else column
+    # Spark refuses to hash maps, since equal maps may differ in order, and VARIANT.
+    has_no_hash = any(isinstance(part, T.MapType | T.VariantType) for part in parts_of(kind))
+    return F.to_json(F.struct(column)) if has_no_hash else column
 
 
 def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:

@@ -24,6 +24,7 @@ from flinkish_spark.errors import EnvironmentFault, InternalError, SchemaError
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 from flinkish_spark.protocol.records import Committable, TaskAck
+from flinkish_spark.runtime.usable_types import parts_of
 from flinkish_spark.sinks.base import (
     Committer,
     ShownOrder,
@@ -326,17 +327,25 @@ class StageToBuffer:
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
 
 
-def require_bufferable(context: SinkContext) -> None:
-    """Raise SchemaError if a field has a type that Spark does not hand to Arrow."""
+def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
+    """Raise SchemaError if a field has a type that Spark does not hand to Arrow.
+
+    Parameters
+    ----------
+    what
+        What cannot be done with it.
+    """
     from pyspark.sql import types as T
     from pyspark.sql.pandas.types import to_arrow_schema
 
     for field in context.schema.fields:
         try:
+            if any(isinstance(part, T.VariantType) for part in parts_of(field.dataType)):
+                raise TypeError("of a VARIANT Arrow has the bytes that it is stored as")
             to_arrow_schema(T.StructType([field]), timezone="UTC")
         except Exception as error:
             raise SchemaError(
-                f"sink '{context.uid}' cannot buffer the field '{field.name}' of type "
+                f"sink '{context.uid}' cannot {what} the field '{field.name}' of type "
                 f"{field.dataType.simpleString()}",
                 why=str(error).split("\n")[0],
                 what_to_do="cast it to another type with transform(...)",

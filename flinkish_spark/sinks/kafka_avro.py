@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Confluent's wire format: a zero, then the id of the schema in four bytes.
 _MAGIC = 0
+#: How the outermost record of a derived schema is called.
+_RECORD = "Record"
 _PRIMITIVES: Mapping[type[T.DataType], Any] = {
     T.BooleanType: "boolean",
     T.ByteType: "int",
@@ -74,7 +76,7 @@ def derived_schema(schema: T.StructType) -> dict[str, Any]:
     >>> derived_schema(T.StructType().add("user", "string"))["fields"]
     [{'name': 'user', 'type': ['null', 'string']}]
     """
-    return _derived_record(schema, "Record", set())
+    return _derived_record(schema, _RECORD, set())
 
 
 def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
@@ -111,7 +113,8 @@ def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
                 "scale": kind.scale,
             }
     if type(kind) not in _PRIMITIVES:
-        raise SchemaError(f"a field of type {kind.simpleString()} cannot be written as Avro")
+        name = path.removeprefix(f"{_RECORD}_")
+        raise SchemaError(f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro")
     return _PRIMITIVES[type(kind)]
 
 

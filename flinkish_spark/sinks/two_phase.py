@@ -253,6 +253,8 @@ class TwoPhaseCommitSink(Sink):
 
         A subclass that checks more calls this too. Nothing may be changed outside.
         """
+        from flinkish_spark.sinks.buffer import require_bufferable
+
         own = type(self)
         if own.write is TwoPhaseCommitSink.write and own.write_batch is TwoPhaseCommitSink.write_batch:
             raise ConfigError(
@@ -281,6 +283,7 @@ class TwoPhaseCommitSink(Sink):
                 f"sink '{context.uid}' gets two fields with the name '{min(twice)}'",
                 what_to_do="rename one of them",
             )
+        require_bufferable(context, "hand Python")
         check_serialisable(self, context.uid)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:

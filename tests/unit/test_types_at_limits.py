@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.errors import ConfigError, FlinkishError, SchemaError
+from flinkish_spark.formats import Avro
 from flinkish_spark.runtime.ddl import parse_ddl
+from flinkish_spark.sinks.buffer import require_bufferable
 from flinkish_spark.sinks.files.formats import FileFormat, check_columns, read_schema
 from flinkish_spark.sinks.jdbc.types import is_supported
 from flinkish_spark.sinks.jdbc.values import record_json
+from flinkish_spark.sinks.kafka_avro import avro_schema
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
-from tests.databases import TestDatabase
+from tests.databases import TestDatabase, context_of
 from tests.types_at_limits import (
     FORMS,
     NOT_IN_ROWS,
@@ -280,6 +283,19 @@ def test_file_sinks_take_what_they_can_hold_and_refuse_the_rest_before_the_start
     for case in refused_types(way):
         with pytest.raises(SchemaError, match=case.refusal):
             check_columns(form, parse_ddl(f"v {case.ddl}"), (), "out")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "key of MAP"])
+def test_a_variant_is_refused_by_name_where_it_cannot_be_written(form: str, tmp_path: Path) -> None:
+    """Python would be given the bytes that it is stored as; Spark's writers fail with the first record."""
+    schema = parse_ddl(f"n INT, v {FORMS[form][0].format('VARIANT')}")
+    with pytest.raises(SchemaError, match="cannot hand Python the field 'v'"):
+        require_bufferable(context_of(tmp_path, schema), "hand Python")
+    for kind in (FileFormat.AVRO, FileFormat.CSV):
+        with pytest.raises(SchemaError, match="'v'"):
+            check_columns(kind, schema, (), "out")
+    with pytest.raises(SchemaError, match=r"the field '(v|v_v)'"):
+        avro_schema(Avro(), schema)
 
 
 def test_small_avro_files_are_merged_with_the_types_that_they_have() -> None:

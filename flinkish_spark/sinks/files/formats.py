@@ -197,7 +197,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
         return "a CSV column holds text, and bytes may be none"
     # What Spark's writers refuse, they refuse when the first records come.
     absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
-    if kind is FileFormat.CSV:
+    if kind in (FileFormat.CSV, FileFormat.AVRO):
         absent += (T.VariantType,)
     for part in parts_of(data_type):
         if isinstance(part, T.NullType) and kind is not FileFormat.JSON:
