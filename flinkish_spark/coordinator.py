@@ -70,6 +70,8 @@ class CheckpointCoordinator:
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
         self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
         self._has_backlog_request = False
+        #: What the checkpoint failed with that is being declined.
+        self._declined_by: EnvironmentFault | None = None
         self._final_again_ms: int | None = None
         self._stopping = threading.Event()
         self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
@@ -282,13 +284,23 @@ class CheckpointCoordinator:
 
     def _initialise(self, effect: P.Initialise) -> None:
         """In a thread of its own: give the id its record, call the hooks, report."""
-        checkpoint, clock = effect.checkpoint, self._parts.clock
+        checkpoint = effect.checkpoint
         outcome = self._initialisation.run(checkpoint, effect.request.purpose)
         if outcome.reason is None:
             self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, outcome.hooks)))
             return
-        declined = partial(self._state.on_declined, checkpoint, outcome.reason, outcome.text)
-        self._mailbox.put(lambda: self._carry_out(declined(clock.monotonic_ms())))
+        self._mailbox.put(partial(self._decline, checkpoint, outcome.reason, outcome.text, outcome.cause))
+
+    def _decline(
+        self, checkpoint: CheckpointId, reason: Reason, text: str, cause: EnvironmentFault | None
+    ) -> None:
+        self._declined_by = cause
+        try:
+            self._carry_out(
+                self._state.on_declined(checkpoint, reason, text, self._parts.clock.monotonic_ms())
+            )
+        finally:
+            self._declined_by = None
 
     def _offer(self, checkpoint: CheckpointId, request: CheckpointRequest) -> None:
         parts = self._parts
@@ -320,11 +332,14 @@ class CheckpointCoordinator:
         self._answer(effect.request, CheckpointAnswer.aborted(effect))
         self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
         if verdict is FailureVerdict.JOB_FAILS:
+            # An outage behind it does not count as a failure that comes back. Who was too late may be one.
+            is_late = effect.reason is Reason.EXPIRED
+            cause = TimeoutError(effect.text) if is_late else self._declined_by
             raise TooManyCheckpointFailures(
                 f"checkpoint {checkpoint} failed, and more checkpoints in a row than the job tolerates",
                 why=f"{effect.reason.text}; {effect.text}",
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",
-            )
+            ) from cause
         if effect.request.purpose.stops_with_savepoint:
             raise StopFailed(
                 "the job could not be stopped with a savepoint", why=f"{effect.reason.text}; {effect.text}"
@@ -344,8 +359,7 @@ class CheckpointCoordinator:
         checkpoint, parts = decision.checkpoint, self._parts
 
         def declined(reason: Reason, error: EnvironmentFault) -> None:
-            text = error.why or str(error)
-            self._carry_out(self._state.on_declined(checkpoint, reason, text, parts.clock.monotonic_ms()))
+            self._decline(checkpoint, reason, error.why or str(error), error)
             if reason is Reason.STAGED_DATA_DEAD:
                 raise error
 

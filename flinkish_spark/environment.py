@@ -74,8 +74,9 @@ class StreamExecutionEnvironment:
         FailureRate or NoRestart, or an object of yours with their `decide`.
     tries_without_progress
         How often a micro-batch may fail from the same cause, with no checkpoint in between, before the
-        job ends with that cause, whatever the strategy says; at least 1, UNLIMITED for no end. A system
-        that does not answer, or a full disk, does not count.
+        job ends with that cause, whatever the strategy says; at least 1, UNLIMITED for no end. Three
+        times as often where the text is another one each time. A system that does not answer, or a
+        full disk, does not count.
     max_parallelism
         Number of key groups of operators that name none.
     trigger_interval_ms

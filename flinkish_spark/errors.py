@@ -12,8 +12,11 @@ A message says what happened, why, and what to do next; the facts are attributes
 
 from __future__ import annotations
 
+import errno
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from typing import NoReturn, Self
 
 
 class FlinkishError(Exception):
@@ -72,6 +75,13 @@ class BadRecordError(UserError):
 class EnvironmentFault(FlinkishError):
     """Something outside this process is not as it must be."""
 
+    @classmethod
+    def of_system(cls, error: OSError, what: str, *, what_to_do: str = "", **facts: object) -> Self:
+        """Return what a refusal of the system means: a missing right does not pass, a full disk may."""
+        found = cls(what, why=str(error), what_to_do=what_to_do, **facts)
+        found.ends_when_repeated = not may_pass(error)
+        return found
+
 
 class BrokerUnavailableError(EnvironmentFault):
     """No Kafka broker answered within the time allowed."""
@@ -109,6 +119,7 @@ class CommittableLostError(EnvironmentFault):
     """
 
     restartable = True
+    ends_when_repeated = True
 
 
 class NotReplayableError(CommittableLostError):
@@ -137,6 +148,38 @@ class CorruptObjectError(EnvironmentFault):
 
 class InternalError(FlinkishError):
     """A rule of the protocol was broken; a bug in this package."""
+
+
+#: What a disk, or a system on the network, says while it is away, full or busy.
+_MAY_PASS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EBUSY", "EDEADLK", "EDQUOT", "EINTR", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOLCK"),
+        *("ENOMEM", "ENOSPC", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET"),
+        *("ENETUNREACH", "ENOBUFS", "ENOTCONN", "EPIPE", "ESHUTDOWN"),
+    )
+    if hasattr(errno, name)
+)
+#: Made without a number, too; they mean a path or a right, and no outage.
+_DO_NOT_PASS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether it may be an outage: something does not answer, is full or busy.
+
+    Libraries raise an OSError without a number for whatever a network does; it counts as one.
+
+    Examples
+    --------
+    >>> may_pass(OSError(errno.ENOSPC, "full")), may_pass(OSError(errno.EROFS, "read-only"))
+    (True, False)
+    """
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror | ssl.SSLError):
+        return True
+    if isinstance(error, _DO_NOT_PASS):
+        return False
+    return error.errno is None or error.errno in _MAY_PASS
 
 
 def raise_translated(known: BaseException, error: BaseException) -> NoReturn:

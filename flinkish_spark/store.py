@@ -192,9 +192,9 @@ class LocalStore:
         return open(path, "xb")
 
     def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
-        return StoreError(
+        return StoreError.of_system(
+            error,
             f"cannot {verb} {key} in the job directory {self.root}",
-            why=str(error),
             what_to_do="check that the disk is there, has room, and may be written by this user",
             key=key,
         )

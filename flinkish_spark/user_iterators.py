@@ -12,6 +12,7 @@ traceback, but for those of the iterator's own methods.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -46,8 +47,8 @@ _BY_CALLS = type(iter(int, 1))
 _BUILT: frozenset[type] = frozenset(
     {
         map, filter, zip, enumerate, itertools.accumulate, itertools.chain, itertools.compress,
-        itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice, itertools.starmap,
-        itertools.takewhile, itertools.zip_longest,
+        itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.groupby, itertools.islice,
+        itertools.starmap, itertools.takewhile, itertools.zip_longest,
     }
 )  # fmt: skip
 
@@ -111,6 +112,8 @@ def _sound(iterator: Iterator[Any]) -> Iterator[Any]:
         return _of_sequence(iterator)
     if kind is _BY_CALLS:
         return _of_calls(iterator)
+    if kind is itertools.pairwise:
+        return _paired(iterator)
     rebuilt = _rebuilt(iterator) if kind in _BUILT else None
     return _watched(iterator if rebuilt is None else rebuilt)
 
@@ -149,6 +152,20 @@ def _chained(source: Iterator[Iterable[Any]], *active: Iterator[Any]) -> Iterato
         yield from _sound(one)
     for other in _sound(source):
         yield from elements_of(other)
+
+
+def _paired(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return the same pairs; it has no `__reduce__`, but tells the garbage collector what it holds."""
+    held = _held_by(iterator)
+    if not held or not hasattr(held[0], "__next__"):
+        return iter(())  # It is over.
+    # Behind its iterator is the first element of the next pair, once it has begun, and its last result.
+    begun = held[1 : 1 + len(held) - len(_held_by(itertools.pairwise(())))]
+    return itertools.pairwise(itertools.chain(begun, _sound(held[0])))
+
+
+def _held_by(iterator: Iterator[Any]) -> list[Any]:
+    return [one for one in gc.get_referents(iterator) if one is not type(iterator)]
 
 
 def _of_sequence(iterator: Iterator[Any]) -> Iterator[Any]:

@@ -79,7 +79,7 @@ class DeltaLog:
             self._next += 1
 
     def _version(self, text: str) -> TableVersion:
-        actions = [json.loads(line) for line in text.splitlines() if line]
+        actions = [json.loads(line) for line in text.split("\n") if line]
         for action in actions:
             self._check(action)
         adds = [action["add"] for action in actions if "add" in action]

@@ -117,7 +117,7 @@ def _says_nobody_answered(text: str) -> bool:
 
 def describe_failure(error: BaseException) -> str:
     """Return the text of an exception with everything the JVM says caused it, the innermost last."""
-    parts = [_without_plan(str(error))]
+    parts = [_without_plan(_text(error))]
     seen: Any = error
     # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
     while seen is not None and len(parts) < _MOST_CAUSES:
@@ -131,16 +131,38 @@ def describe_failure(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return class and message of an exception for people; of one out of the JVM, of its innermost cause.
+    """Return class and message of an exception for people, its innermost cause first.
 
     Examples
     --------
     >>> said(KeyError("user"))
     "KeyError: 'user'"
     """
+    inner = _raised_first(error)
+    if inner is not error:
+        return f"{said(inner)}, and so {type(error).__name__}: {_text(error)}"
     if not is_of_the_jvm(error):
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {_text(error)}"
     return Chain.of(describe_failure(error)).headline
+
+
+def _raised_first(error: BaseException) -> BaseException:
+    """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
+    seen: list[BaseException] = [error]
+    while not is_of_the_jvm(seen[-1]):
+        group = seen[-1].exceptions[0] if isinstance(seen[-1], BaseExceptionGroup) else None
+        cause = seen[-1].__cause__ or group
+        if cause is None or any(cause is one for one in seen):
+            break
+        seen.append(cause)
+    return seen[-1]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a user's class
+        return "<an exception that has no text>"
 
 
 def is_of_the_jvm(error: BaseException) -> bool:

@@ -21,9 +21,16 @@ class StagingFailed(EnvironmentFault):
     """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
 
     restartable = True
+    ends_when_repeated = True
 
     def __init__(self, what: str, **more: object) -> None:
         super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
+
+
+class StagingUnanswered(StagingFailed):
+    """The brokers do not answer, or gave up the transaction meanwhile: no fault of the job's."""
+
+    ends_when_repeated = False
 
 
 # -- records ----------------------------------------------------------------------------------
@@ -110,9 +117,9 @@ def missing_right(code: int, topics: Iterable[str], transactional_id: str | None
             return f"a right of this kind: {described(code)}"
 
 
-def fenced(transactional_id: str | None, code: int) -> StagingFailed:
+def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
     """Return the error for an attempt of which nothing can become visible any more."""
-    return StagingFailed(
+    return StagingUnanswered(
         f"the transaction of {transactional_id} is no longer ours ({described(code)})",
         why="another attempt took its id, or its transaction timeout passed",
         transactional_id=transactional_id,
@@ -133,16 +140,16 @@ def refused(what: str, code: int, detail: str = "") -> StagingFailed:
     return StagingFailed(f"Kafka refused to {what} ({described(code)})", why=_one_line(why), code=code)
 
 
-def unreachable(what: str, error: EnvironmentFault) -> StagingFailed:
+def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
     """Return the error for a connection that cannot be made, such as with a wrong TLS set-up."""
-    return StagingFailed(
+    return StagingUnanswered(
         f"could not {what}: {_one_line(error.what)}", why=_one_line(error.why), what_to_do=error.what_to_do
     )
 
 
-def unanswered(what: str, within_ms: int, last: str) -> StagingFailed:
+def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
     """Return the error for an answer that did not come within the delivery timeout."""
-    return StagingFailed(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
+    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
 
 
 def _one_line(text: str) -> str:

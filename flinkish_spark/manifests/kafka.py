@@ -74,7 +74,7 @@ class KafkaManifest(Manifest):
 
     bootstrap_servers: str
     topic: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str) or not self.topic:

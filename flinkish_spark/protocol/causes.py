@@ -28,8 +28,12 @@ _SQLSTATE = re.compile(r"\bSQLSTATE: ([0-9A-Z]{5})\b")
 _SQLSTATE_AT_END = re.compile(r"\s*\bSQLSTATE: [0-9A-Z]{5}\b\.?\s*$")
 _JAVA = re.compile(r"^(?:Caused by: |: )?((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?::(?: (.*))?)?$")
 _LOST_TASK = re.compile(r"Lost task \S+ in stage .*?\): ((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?:: (.*))?$")
-_PYTHON = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (.*))?$")
 _TRACEBACK = "Traceback (most recent call last):"
+_GROUP = f"Exception Group {_TRACEBACK}"
+#: What stands before each line of a group of exceptions, and between them.
+_MARGIN = re.compile(r"^\s*(?:\+-\+?-{3,}.*|[+|](?: |$))")
+_BETWEEN = re.compile(r"^\s*\+-\+-{3,}", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
 _FROM = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
@@ -280,9 +284,9 @@ class _Reader:
 
 
 def _causes(text: str) -> Iterator[Cause]:
-    reader = _Reader()
+    reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
     for line in text.splitlines():
-        reader.line(line)
+        reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
     yield from reader.end()
 
 

@@ -12,6 +12,7 @@ What no row sorts is restarted, and ends the job if it comes back without progre
 
 from __future__ import annotations
 
+import builtins
 import enum
 import re
 from dataclasses import dataclass
@@ -539,6 +540,14 @@ WRAPPERS = frozenset(
     }
 )
 
+#: What Spark makes of an exception in a Python worker.
+_WORKER = "PythonException"
+#: Classes of libraries that talk to databases, brokers and services.
+_CLIENT = re.compile(
+    "Operational|Interface|Time(?:d)?[Oo]ut|Connect|Client|H(?:TTP|ttp)|SSL|Network|Transport|Unavail|Socket|Request"
+)
+#: What stages records in Kafka for a sink, in the JVM.
+_STAGING = "StagingException"
 #: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
 _CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
 _NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
@@ -572,9 +581,14 @@ def rule_of(chain: Chain) -> Rule | None:
 
     What only wraps another error is asked last.
     """
+    names = [cause.name for cause in chain.causes]
+    writes = _STAGING in names
+    of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
     for cause in chain.from_inside:
-        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause)
-        if rule is not None:
+        told = _of_a_system(cause) if cause in of_a_worker else _speaks_for_itself(cause)
+        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, told)
+        # A topic that is written to is no input: what Kafka says of it loses nothing.
+        if rule is not None and not (writes and rule.sort is Sort.INPUT_LOST):
             return rule
     for cause in chain.from_inside:
         rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
@@ -585,19 +599,32 @@ def rule_of(chain: Chain) -> Rule | None:
 
 def _wraps(cause: Cause) -> bool:
     # A PythonException holds the exception of Python, which stands behind it.
-    return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == "PythonException"
+    return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == _WORKER
 
 
-def _rule_of_cause(cause: Cause) -> Rule | None:
+def _rule_of_cause(cause: Cause, by_its_words: bool) -> Rule | None:
     if cause.condition:
         found = rule_of_condition(cause.condition, cause.sqlstate)
         if found is not None:
             return found
     if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
         return _NAME_TOO_LONG
-    by_words = (rule for words, rule in _BY_WORDS if words.search(cause.message))
+    words = (rule for words, rule in _BY_WORDS if by_its_words and words.search(cause.message))
     # Words first: they say more than the class, which may be any SocketTimeoutException.
-    return next(by_words, None) or _BY_CLASS.get(cause.name)
+    return next(words, None) or _BY_CLASS.get(cause.name)
+
+
+def _speaks_for_itself(cause: Cause) -> bool:
+    """Whether the words are those of a system: a ValueError quotes a record, and that may say anything."""
+    if not cause.kind or "." in cause.kind:
+        return not cause.kind.startswith("__main__.")
+    of_python = getattr(builtins, cause.kind, None)
+    return not isinstance(of_python, type) or issubclass(of_python, OSError)
+
+
+def _of_a_system(cause: Cause) -> bool:
+    """Whether an error in a Python worker is one of a client of a system, not of the user's own classes."""
+    return _speaks_for_itself(cause) and ("." not in cause.kind or _CLIENT.search(cause.name) is not None)
 
 
 def _has_long_name(message: str) -> bool:

@@ -39,7 +39,9 @@ REMEMBERED_FAILURES = 1_000
 NO_JITTER = 0.5
 #: How often a micro-batch may fail from the same cause before the job ends, if nobody says otherwise.
 TRIES_WITHOUT_PROGRESS = 3
-#: Causes that are counted side by side; with each more the oldest is forgotten.
+#: How many times as often failures of one kind may come, whose texts are new each time: names made by chance.
+TEXTS_OF_A_KIND = 3
+#: Causes, and kinds of them, that are counted side by side; with each more the oldest is forgotten.
 REMEMBERED_CAUSES = 20
 
 
@@ -263,6 +265,10 @@ class RepeatedFailures:
     that run again after a restart are none: they were through already. A failure at an earlier one
     counts on, since a restart may cut the same records into other micro-batches.
 
+    A text with a name in it that is made anew each time, a temporary folder for example, is never the same
+    cause again. So kinds are counted as well: :data:`TEXTS_OF_A_KIND` times as many failures of one kind
+    are too many, too, whatever they say.
+
     Given only causes that may be the job's or its data's: a broker that does not answer is none of them,
     and a job waits for it as long as its strategy says.
 
@@ -274,6 +280,8 @@ class RepeatedFailures:
         The latest micro-batch that failed; None before the first failure.
     counted
         Causes and how often each came, the oldest first.
+    kinds
+        The same of their kinds.
 
     Raises
     ------
@@ -282,21 +290,23 @@ class RepeatedFailures:
 
     Examples
     --------
-    >>> repeated = RepeatedFailures(tries=2).failed(7, "IOException")
-    >>> repeated.is_stuck("IOException"), repeated.failed(7, "IOException").is_stuck("IOException")
+    >>> repeated = RepeatedFailures(tries=2).failed(7, "IOException: full", "IOException")
+    >>> again = repeated.failed(7, "IOException: full", "IOException")
+    >>> repeated.is_stuck("IOException: full"), again.is_stuck("IOException: full")
     (False, True)
-    >>> repeated.failed(8, "IOException").is_stuck("IOException")
+    >>> repeated.failed(8, "IOException: full", "IOException").is_stuck("IOException: full")
     False
     """
 
     tries: Limit = TRIES_WITHOUT_PROGRESS
     batch: int | None = None
     counted: tuple[tuple[str, int], ...] = ()
+    kinds: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         checked_limit("tries_without_progress", self.tries, least=1)
 
-    def failed(self, batch: int | None, cause: str) -> RepeatedFailures:
+    def failed(self, batch: int | None, cause: str, kind: str) -> RepeatedFailures:
         """Return the count with one more failure.
 
         Parameters
@@ -305,22 +315,38 @@ class RepeatedFailures:
             The first micro-batch that was not through; None if the query did not come so far.
         cause
             The innermost cause, the same text when it comes back.
+        kind
+            Its class or condition, without any text.
         """
         before = self
         if batch is not None and (self.batch is None or batch > self.batch):
-            before = replace(self, batch=batch, counted=() if self.batch is not None else self.counted)
-        others = tuple(one for one in before.counted if one[0] != cause)
-        times = before.times(cause) + 1
-        return replace(before, counted=(*others, (cause, times))[-REMEMBERED_CAUSES:])
+            before = replace(self if self.batch is None else self.progressed(), batch=batch)
+        counted, kinds = _once_more(before.counted, cause), _once_more(before.kinds, kind)
+        return replace(before, counted=counted, kinds=kinds)
 
     def progressed(self) -> RepeatedFailures:
         """Return the count after a checkpoint was confirmed: nothing is counted."""
-        return replace(self, batch=None, counted=())
+        return replace(self, batch=None, counted=(), kinds=())
 
     def times(self, cause: str) -> int:
         """Return how often a cause came without progress."""
         return dict(self.counted).get(cause, 0)
 
+    def times_of_kind(self, kind: str) -> int:
+        """Return how often causes of a kind came without progress."""
+        return dict(self.kinds).get(kind, 0)
+
     def is_stuck(self, cause: str) -> bool:
-        """Whether it came as often as it may."""
+        """Whether a cause came as often as it may."""
         return exceeds(self.times(cause) + 1, self.tries)
+
+    def is_stuck_in(self, kind: str) -> bool:
+        """Whether causes of a kind came as often as they may."""
+        tries = self.tries * TEXTS_OF_A_KIND if isinstance(self.tries, int) else self.tries
+        return exceeds(self.times_of_kind(kind) + 1, tries)
+
+
+def _once_more(counted: tuple[tuple[str, int], ...], what: str) -> tuple[tuple[str, int], ...]:
+    others = tuple(one for one in counted if one[0] != what)
+    times = dict(counted).get(what, 0) + 1
+    return (*others, (what, times))[-REMEMBERED_CAUSES:]

@@ -10,13 +10,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from flinkish_spark.errors import EnvironmentFault, FencedError, InternalError, StoreError
+from flinkish_spark.errors import (
+    EnvironmentFault,
+    FencedError,
+    FlinkishError,
+    InternalError,
+    SparkGoneError,
+    StoreError,
+    raise_translated,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.checkpoint import PendingCheckpoint
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.runtime.confirmation import Interrupted
 from flinkish_spark.runtime.coordinator_parts import CoordinatorParts
+from flinkish_spark.runtime.failures import classify
+from flinkish_spark.runtime.restarting import Patience
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS
 from flinkish_spark.runtime.steps import Step
 from flinkish_spark.store import CreateResult
@@ -29,12 +39,14 @@ class StagedDataDied(EnvironmentFault):
     """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 class DecisionRefused(EnvironmentFault):
     """The store did not take the decision; the checkpoint is aborted, what it staged is kept."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 class _Swept(enum.Enum):
@@ -101,7 +113,7 @@ class Completion:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
-            pause_ms = _FIRST_PAUSE_MS
+            pause_ms, patience = _FIRST_PAUSE_MS, Patience()
             while True:
                 try:
                     with self._parts.waiting(
@@ -109,11 +121,10 @@ class Completion:
                     ):
                         dead = committer.why_dead(committables)
                     break
-                except EnvironmentFault as fault:
-                    if not fault.restartable:
-                        raise
+                except Exception as error:
+                    fault = patience.takes(error)
                     if self._is_stopping():
-                        raise Interrupted(f"checkpoint {decision.checkpoint}") from fault
+                        raise Interrupted(f"checkpoint {decision.checkpoint}") from error
                     LOG.warning("checkpoint %s waits for sink '%s': %s", decision.checkpoint, uid, fault)
                     self._parts.clock.sleep_ms(pause_ms)
                     pause_ms = min(_LONGEST_PAUSE_MS, pause_ms * 2)
@@ -220,6 +231,15 @@ class Completion:
                 if not fault.restartable:
                     raise
                 LOG.warning("leftovers are swept later: %s", fault)
+                result = _Swept.NOT_EVERYTHING
+            except FlinkishError:
+                raise
+            except Exception as error:
+                # Of the JVM's, most of all. It is mere cleaning: only a JVM that is gone ends anything.
+                meant = classify(error)
+                if isinstance(meant, SparkGoneError):
+                    raise_translated(meant, error)
+                LOG.warning("leftovers are swept later: %s", meant)
                 result = _Swept.NOT_EVERYTHING
         return result
 

@@ -33,7 +33,8 @@ from flinkish_spark.runtime.watchdog import Waiting, unwatched
 from flinkish_spark.sinks.base import Committer, CompletedCheckpoint
 
 LOG = logging.getLogger(__name__)
-_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 5_000
+#: Between two questions to a system that cannot answer: ever longer.
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
 
 
 class Interrupted(Exception):
@@ -247,7 +248,7 @@ class Confirmation:
     def _repeated(
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
-        pause_ms = _FIRST_PAUSE_MS
+        pause_ms = FIRST_PAUSE_MS
         while True:
             answers, is_done = attempt()
             if is_done:
@@ -257,7 +258,7 @@ class Confirmation:
             detail = answers[-1].detail if answers else ""
             LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
             self._clock.sleep_ms(pause_ms)
-            pause_ms = min(_LONGEST_PAUSE_MS, pause_ms * 2)
+            pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
             self._ownership.check()
 
 

@@ -46,6 +46,7 @@ class TooManyCheckpointFailures(EnvironmentFault):
     """More checkpoints in a row failed than the job tolerates; the restart strategy goes on from here."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 class StopFailed(EnvironmentFault):

@@ -27,6 +27,8 @@ from flinkish_spark.errors import (
     SparkGoneError,
     UserError,
     UserFunctionError,
+    causes_of,
+    may_pass,
 )
 from flinkish_spark.kafka.record_times import bad_time
 from flinkish_spark.protocol.causes import MOST_MESSAGE, Chain
@@ -147,6 +149,22 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
 
 
+def is_outage(error: BaseException) -> bool:
+    """Whether something that does not answer, or is full, is behind an error: then it may come for hours."""
+    if isinstance(error, QueryFailed):
+        # The table has looked at all of its causes.
+        return not error.ends_when_repeated
+    return any(_is_outage(one) for one in causes_of(error))
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, FlinkishError):
+        return isinstance(error, EnvironmentFault) and error.restartable and not error.ends_when_repeated
+    if isinstance(error, OSError) and may_pass(error):
+        return True
+    return isinstance(classify_alive(error), Outage)
+
+
 def _marked(text: str) -> FlinkishError | None:
     """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
     if USER_FUNCTION_MARKER in text:
@@ -198,7 +216,8 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     """Return the error of a failure: the innermost cause, then where, why and what to do."""
     root = chain.root
     what = f"{chain.headline}, {place}" if place else chain.headline
-    facts = {"condition": root.condition, "cause": chain.identity, "trace": chain.trace}
+    kind = root.condition or root.name
+    facts = {"condition": root.condition, "cause": chain.identity, "kind": kind, "trace": chain.trace}
     if rule is None:
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)
@@ -224,7 +243,8 @@ def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
         return cast(type[FlinkishError], known)(said)
     # A broker or another system that does not answer: not the fault of the user's code.
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
-    why = "a task that reads or writes failed"
+    # Its text has its own reason, as a rule.
+    why = "" if " because " in said else "a task that reads or writes failed"
     return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
 
 
@@ -238,6 +258,11 @@ def _user_error(text: str) -> FlinkishError:
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
+    raised = _behind_the_marker(text)
+    if raised is not None:
+        facts["trace"] = raised.trace
+        if raised.root is not raised.causes[0]:
+            error = f"{raised.root}, and so {error}"
     return RepeatableUserError(
         f"{what} failed" + (f" {place} {where}" if where else ""),
         why=error,
@@ -245,6 +270,14 @@ def _user_error(text: str) -> FlinkishError:
         uid=uid,
         **facts,
     )
+
+
+def _behind_the_marker(text: str) -> Chain | None:
+    """Return what the user's function raised, with its causes; None where the text has the marker only."""
+    causes = Chain.of(text).causes
+    ours = [n for n, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
+    behind = causes[ours[-1] + 1 :] if ours else ()
+    return Chain(behind) if behind else None
 
 
 def _after(text: str, marker: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import StoreError
+from flinkish_spark.errors import EnvironmentFault, StoreError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.checkpoint import Participant
 from flinkish_spark.protocol.decisions import TriggerRecord
@@ -26,6 +26,7 @@ class Initialised:
     hooks: Mapping[Participant, Any] = field(default_factory=dict)
     reason: Reason | None = None
     text: str = ""
+    cause: EnvironmentFault | None = None
 
 
 class Initialisation:
@@ -48,11 +49,11 @@ class Initialisation:
             # is out and which has none could be decided behind the new owner's back.
             created = self._job_dir.create_trigger(record)
         except StoreError as error:
-            return Initialised(reason=Reason.INITIALISATION_FAILED, text=str(error))
+            return Initialised(reason=Reason.INITIALISATION_FAILED, text=str(error), cause=error)
         if created is CreateResult.EXISTS:
             self._ownership.check()
             return Initialised(reason=Reason.ID_COUNTER_FAILED, text=f"id {checkpoint} is in use")
         try:
             return Initialised(self._hooks.trigger(checkpoint))
         except HookFailed as error:
-            return Initialised(reason=Reason.HOOK_FAILED, text=str(error))
+            return Initialised(reason=Reason.HOOK_FAILED, text=str(error), cause=error)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flinkish_spark.clock import Clock
 from flinkish_spark.errors import FlinkishError, InputLostError
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId
-from flinkish_spark.runtime.failures import UnreadableRecordError
+from flinkish_spark.runtime.confirmation import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
+from flinkish_spark.runtime.failures import UnreadableRecordError, is_outage
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, LoggedOffsets, SparkLog
 from flinkish_spark.sources.json_records import DROPPED_METRIC
 
@@ -70,7 +72,7 @@ class Inputs:
             try:
                 question(node)
             except FlinkishError as error:
-                if not error.restartable:
+                if not is_outage(error):
                     raise
                 LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
                 could_ask = False
@@ -135,15 +137,20 @@ class DroppedRecords:
             self._final += self._open.pop(min(self._open))
 
 
-def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
-    """Ask until every source answers: an outage is waited for, it uses up no restart.
+def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
+    """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart.
 
     Returns
     -------
     bool
         False if the job was told to stop before.
     """
+    pause_ms = FIRST_PAUSE_MS
     while not ask():
-        if is_stopping():
-            return False
+        # In short steps: a source may say at once that it cannot be asked, and a stop must not wait.
+        for _ in range(0, pause_ms, FIRST_PAUSE_MS):
+            if is_stopping():
+                return False
+            clock.sleep_ms(FIRST_PAUSE_MS)
+        pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
     return True

@@ -20,6 +20,7 @@ from flinkish_spark.protocol.job_status import (
     TaskState,
 )
 from flinkish_spark.runtime.staged_ages import StagedAge
+from flinkish_spark.runtime.watchdog import Waiting, unwatched
 
 LOG = logging.getLogger(__name__)
 
@@ -58,10 +59,19 @@ class QuietListener:
 
 
 class JobStates:
-    """The job's status and its tasks' states, kept by the supervisor and read by anybody."""
+    """The job's status and its tasks' states, kept by the supervisor and read by anybody.
 
-    def __init__(self, uids: Iterable[str], listeners: Sequence[JobListener]) -> None:
+    Parameters
+    ----------
+    waiting
+        Notes which listener has not returned: whoever changes a state next waits for it, too.
+    """
+
+    def __init__(
+        self, uids: Iterable[str], listeners: Sequence[JobListener], waiting: Waiting = unwatched
+    ) -> None:
         self._state, self._listeners = JobState.created(uids), tuple(listeners)
+        self._waiting = waiting
         self._newest: CheckpointId | None = None
         self._lock = threading.RLock()
 
@@ -116,30 +126,30 @@ class JobStates:
         """Tell everybody that a checkpoint is confirmed."""
         self._newest = checkpoint
         for listener in self._listeners:
-            self._safely(lambda one=listener: one.on_checkpoint_complete(checkpoint))
+            self._safely(listener, lambda one=listener: one.on_checkpoint_complete(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         """Tell everybody, once, that a checkpoint was aborted."""
         newest = self._newest
         for listener in self._listeners:
-            self._safely(lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
+            self._safely(listener, lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
 
     def aging(self, age: StagedAge) -> None:
         """Tell those who want to know that staged data grows old."""
         for listener in self._listeners:
             tell = getattr(listener, "on_staged_data_aging", None)
             if tell is not None:
-                self._safely(lambda call=tell: call(age))
+                self._safely(listener, lambda call=tell: call(age))
 
     def _tell(self, changes: Sequence[Change]) -> None:
         # With the lock held: two threads change states, and listeners are promised the order.
         for change in changes:
             for listener in self._listeners:
-                self._safely(lambda one=listener, what=change: one.on_change(what))
+                self._safely(listener, lambda one=listener, what=change: one.on_change(what))
 
-    @staticmethod
-    def _safely(call) -> None:  # type: ignore[no-untyped-def]
+    def _safely(self, listener: JobListener, call) -> None:  # type: ignore[no-untyped-def]
         try:
-            call()
+            with self._waiting(f"the listener {type(listener).__name__} to return"):
+                call()
         except Exception as error:
             LOG.warning("a listener failed: %s: %s", type(error).__name__, error)

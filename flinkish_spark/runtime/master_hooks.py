@@ -31,6 +31,13 @@ class HookFailed(EnvironmentFault):
     """A master hook raised."""
 
     restartable = True
+    ends_when_repeated = True
+
+
+class HookHangs(HookFailed):
+    """A master hook has not returned from an earlier call; whether it ever will nobody can tell."""
+
+    ends_when_repeated = False
 
 
 class _Claims:
@@ -155,7 +162,7 @@ class MasterHooks:
         """Keep two threads from calling hooks at a time."""
         if not self._is_called.acquire(blocking=False):
             # A hook that hangs keeps its thread; the thread of a restart must not wait for it.
-            raise HookFailed(
+            raise HookHangs(
                 f"a master hook has not returned from {self._called_for}",
                 what_to_do="see to the system behind the hook",
             )

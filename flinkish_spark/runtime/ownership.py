@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import socket
 import time
@@ -92,9 +93,9 @@ class JobLock:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _failed(self, error: OSError) -> StoreError:
-        return StoreError(
+        return StoreError.of_system(
+            error,
             f"cannot lock the job directory {self._path.parent}",
-            why=str(error),
             what_to_do="check that it exists and may be written by this user",
         )
 
@@ -102,8 +103,12 @@ class JobLock:
         what_to_do = "stop that process first, or use another job_dir"
         if holder == _this_process():
             holder, what_to_do = f"{holder} (this one)", "stop the job that runs here first"
+        owned, state = f"the job directory {self._path.parent} is owned by {holder}", "which is alive"
+        if _has_ended(holder):
+            state = "which has ended, and a child of it that it forked past Python holds the lock"
+            what_to_do = f"end that child ('fuser {self._path}' names it), or wait until it ends"
         return OwnedElsewhereError(
-            f"the job directory {self._path.parent} is owned by {holder}, which is alive",
+            f"{owned}, {state}",
             why="two jobs on one job directory would stage and commit against each other",
             what_to_do=what_to_do,
             holder=holder,
@@ -117,6 +122,20 @@ def _holder(file: OwnFile) -> str:
 
 def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether this machine has no such process; of one elsewhere nothing is known."""
+    found = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if found is None or found.group(2) != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found.group(1)), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it is another user's
+    return False
 
 
 @dataclass(frozen=True, slots=True)

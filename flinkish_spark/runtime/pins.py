@@ -391,8 +391,8 @@ def _sync(path: Path) -> None:
 
 
 def _refused(what: str, error: OSError) -> StoreError:
-    return StoreError(
+    return StoreError.of_system(
+        error,
         f"cannot {what}",
-        why=str(error),
         what_to_do="check that the disk is there, has room, and may be written by this user",
     )

@@ -12,7 +12,6 @@ from flinkish_spark.clock import Clock
 from flinkish_spark.errors import (
     CommittableLostError,
     CorruptObjectError,
-    EnvironmentFault,
     FencedError,
     InternalError,
 )
@@ -25,9 +24,11 @@ from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.runtime.confirmation import Confirmation, Interrupted
+from flinkish_spark.runtime.failures import classify
 from flinkish_spark.runtime.ownership import Ownership
 from flinkish_spark.runtime.pins import CheckpointPins, SparkPins
 from flinkish_spark.runtime.recovery_parts import NO_REPLAYING, NO_RESEEDING, Replaying, Reseeding
+from flinkish_spark.runtime.restarting import Patience
 from flinkish_spark.runtime.rewinding import Rewinder, SourcePositions
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.steps import Observer
@@ -349,13 +350,14 @@ class Recovery:
 
     # -- waiting --------------------------------------------------------------------------------
     def _patiently(self, ask: Callable[[], T]) -> T:
+        patience = Patience()
         while True:
             try:
                 return ask()
-            except EnvironmentFault as fault:
-                if not fault.restartable:
-                    raise
-                self._wait("recovery", str(fault))
+            except Interrupted:
+                raise
+            except Exception as error:
+                self._wait("recovery", str(patience.takes(error)))
 
     def _wait(self, what: str, detail: str) -> None:
         if self._is_stopping():
@@ -386,5 +388,6 @@ def sweep_after_stop(job_dir: JobDir, committers: Mapping[str, Committer]) -> No
     for committer in committers.values():
         try:
             committer.sweep(kept, frozenset)
-        except EnvironmentFault as fault:
-            LOG.warning("leftovers are swept by the next start: %s", fault)
+        except Exception as error:
+            # It is mere cleaning: what the job was to do is done.
+            LOG.warning("leftovers are swept by the next start: %s", classify(error))

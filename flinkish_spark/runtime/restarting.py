@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from flinkish_spark.errors import FlinkishError, NoProgressError, SparkGoneError
+from flinkish_spark.errors import FlinkishError, NoProgressError, SparkGoneError, raise_translated
 from flinkish_spark.protocol.causes import Chain
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.limits import Limit
@@ -17,8 +18,10 @@ from flinkish_spark.protocol.restart import (
     RestartStrategy,
 )
 from flinkish_spark.runtime.coordinator_parts import StopFailed
-from flinkish_spark.runtime.failures import RepeatableUserError
-from flinkish_spark.runtime.job_control import JobControl
+from flinkish_spark.runtime.failures import RepeatableUserError, classify, is_outage
+
+if TYPE_CHECKING:
+    from flinkish_spark.runtime.job_control import JobControl
 
 LOG = logging.getLogger(__name__)
 
@@ -49,8 +52,9 @@ class RestartPolicy:
         self._unplaced: set[tuple[object, ...]] = set()
         self._failed_while_stopping = False
         self._repeated = RepeatedFailures(tries_without_progress)
-        #: The first failure from each cause that is counted.
+        #: The first failure from each cause, and of each kind, that is counted.
         self._first: dict[str, FlinkishError] = {}
+        self._first_of_kind: dict[str, FlinkishError] = {}
         self.history = RestartHistory()
 
     def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
@@ -92,7 +96,7 @@ class RestartPolicy:
             if not error.is_placed:
                 self._unplaced.add(error.record)
         self.history = self.history.failed(now_ms)
-        if error.ends_when_repeated:
+        if error.ends_when_repeated and not is_outage(error):
             self._raise_if_stuck(error, batch)
         verdict = self._strategy.decide(self.history, self._random())
         if isinstance(verdict, GiveUp):
@@ -106,16 +110,23 @@ class RestartPolicy:
         self._unplaced.clear()
         self._repeated = self._repeated.progressed()
         self._first.clear()
+        self._first_of_kind.clear()
         self.history = self.history.ran_well()
 
     def _raise_if_stuck(self, error: FlinkishError, batch: BatchId | None) -> None:
-        cause = identity_of(error)
-        self._repeated = self._repeated.failed(None if batch is None else batch.value, cause)
-        if self._repeated.times(cause) == 1:
-            self._first[cause] = error
-        if not self._repeated.is_stuck(cause):
+        cause, kind = identity_of(error), kind_of(error)
+        self._repeated = repeated = self._repeated.failed(None if batch is None else batch.value, cause, kind)
+        if repeated.times_of_kind(kind) == 1:
+            self._first_of_kind[kind] = error
+        if repeated.times(cause) == 1:
+            # Texts may be new each time: what is counted no more is forgotten here, too.
+            self._first = {c: e for c, e in self._first.items() if repeated.times(c)} | {cause: error}
+        if repeated.is_stuck(cause):
+            first, tries = self._first[cause], repeated.times(cause)
+        elif repeated.is_stuck_in(kind):
+            first, tries = self._first_of_kind[kind], repeated.times_of_kind(kind)
+        else:
             return
-        first, tries = self._first[cause], self._repeated.times(cause)
         LOG.error("not restarting: it failed %s times without progress", tries)
         where = "before its first micro-batch" if batch is None else f"at micro-batch {batch}"
         reason = (
@@ -133,3 +144,32 @@ class RestartPolicy:
 def identity_of(error: FlinkishError) -> str:
     """Return what is the same when a failure comes back."""
     return str(error.facts.get("cause") or Chain.of(f"{type(error).__name__}: {error.what}").identity)
+
+
+def kind_of(error: FlinkishError) -> str:
+    """Return the class or condition of the innermost cause, which comes back although the text differs."""
+    return str(error.facts.get("kind") or type(error).__name__)
+
+
+class Patience:
+    """What a loop that asks until it is answered waits for: outages; whatever else may pass, a few times."""
+
+    def __init__(self) -> None:
+        self._repeated = RepeatedFailures()
+
+    def takes(self, error: Exception) -> FlinkishError:
+        """Return what failed, with its type, if it is worth another try.
+
+        Raises
+        ------
+        FlinkishError
+            It is not: asking again does not mend it, or has not so far.
+        """
+        known = classify(error)
+        if known.restartable and is_outage(known):
+            return known
+        cause, kind = identity_of(known), kind_of(known)
+        self._repeated = self._repeated.failed(None, cause, kind)
+        if not known.restartable or self._repeated.is_stuck(cause) or self._repeated.is_stuck_in(kind):
+            raise_translated(known, error)
+        return known

@@ -138,9 +138,9 @@ class SparkLog:
                 os.rename(self.location, aside)
             self.location.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(
+            raise StoreError.of_system(
+                error,
                 f"cannot move Spark's checkpoint {self.location} aside",
-                why=str(error),
                 what_to_do="check that the disk is there and may be written by this user",
             ) from error
 
@@ -176,9 +176,9 @@ class SparkLog:
                 elif (self.location / known).exists():
                     shutil.copy2(self.location / known, begun.location / known)
         except OSError as error:
-            raise StoreError(
+            raise StoreError.of_system(
+                error,
                 f"cannot begin a replay in {begun.location}",
-                why=str(error),
                 what_to_do="check that the disk is there and may be written by this user",
             ) from error
         return begun

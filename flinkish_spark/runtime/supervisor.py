@@ -14,7 +14,13 @@ from functools import partial
 from typing import NoReturn
 
 from flinkish_spark.coordinator import CheckpointCoordinator
-from flinkish_spark.errors import FencedError, FlinkishError, InputLostError, NoProgressError
+from flinkish_spark.errors import (
+    FencedError,
+    FlinkishError,
+    InputLostError,
+    NoProgressError,
+    raise_translated,
+)
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import FailureManager
@@ -90,9 +96,9 @@ class Supervisor:
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
-        self.states = JobStates(engine.uids, settings.listeners)
         self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
         self._waiting = self._watchdog.waiting
+        self.states = JobStates(engine.uids, settings.listeners, self._waiting)
         self._owned: OwnedJob | None = None
 
     @property
@@ -132,6 +138,11 @@ class Supervisor:
         except FencedError:
             self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
             raise
+        except Exception as error:
+            # What comes up before the query is tried has not met a type yet.
+            known = classify(error)
+            self.states.over(str(known))
+            raise_translated(known, error)
         except BaseException as error:
             self.states.over(str(error))
             raise
@@ -152,14 +163,20 @@ class Supervisor:
             self._owned.interrupt()
 
     def _run_owned(self) -> _Turn:
-        settings, job = self._settings, self._engine.record_job()
-        ownership = take_over(self._job_dir, settings.clock, settings.token)
-        log = self._engine.fenced_log(ownership)
+        settings, waiting = self._settings, self._waiting
+        with waiting("the job directory to take the record of the job"):
+            job = self._engine.record_job()
+        with waiting("the job directory to be taken over"):
+            ownership = take_over(self._job_dir, settings.clock, settings.token)
+        with waiting("Spark's log to be fenced"):
+            log = self._engine.fenced_log(ownership)
         self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
-        committers = self._engine.committers(job, ownership)
+        with waiting("the sinks to be connected"):
+            committers = self._engine.committers(job, ownership)
         tracker = CheckpointTracker(self._job_dir, settings.clock)
         pins = self._engine.pins(log)
-        manifest = self._engine.manifest(job, ownership)
+        with waiting("the manifest to be connected"):
+            manifest = self._engine.manifest(job, ownership)
         owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
         self._owned = owned
         keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
@@ -167,8 +184,14 @@ class Supervisor:
         self._tracker = tracker
         try:
             # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
-            if settle_timeline(owned, self._engine.sources, settings.clock, self.control.must_give_up):
-                return _Turn.TAKE_OVER_AGAIN
+            with waiting("sinks and sources to say what they hold"):
+                control, parts = self.control, (self._engine.sources, settings.clock, settings.threads)
+                if settle_timeline(owned, *parts, control.must_give_up, control.cancel_wanted.is_set):
+                    return _Turn.TAKE_OVER_AGAIN
+        except Interrupted:
+            owned.close()
+            self._ended()
+            return _Turn.OVER
         except BaseException:
             owned.close()
             raise
@@ -228,7 +251,7 @@ class Supervisor:
         self._log_trace(error)
         if isinstance(error, InputLostError | QueryFailed):
             # What Spark says about lost input names no ranges; the source does.
-            inputs.check()
+            self._raise_if_lost(inputs)
         if self._restarts.gives_up(error, control):
             return False
         try:
@@ -238,13 +261,27 @@ class Supervisor:
             self.progress.last_error = str(stuck)
             raise
         except FlinkishError:
-            raise self._engine.place_of(error, inputs) from None
+            with self._waiting("the record to be found that failed"):
+                placed = self._engine.place_of(error, inputs)
+            raise placed from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
         # Told to stop, it is started once more at once, to take its last checkpoint.
         clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
+
+    def _raise_if_lost(self, inputs: Inputs) -> None:
+        """Raise what the sources say is wrong with their input, if no restart mends it."""
+        try:
+            with self._waiting("the sources to be asked what is left of their input"):
+                inputs.check()
+        except Exception as error:
+            known = classify_alive(error)
+            if not known.restartable:
+                raise_translated(known, error)
+            # The next start asks again, before it does anything else.
+            LOG.warning("the input cannot be checked now: %s", known)
 
     def _place(self) -> str:
         """Return at which micro-batch the query has ended; empty if it did not come so far."""
@@ -275,7 +312,7 @@ class Supervisor:
         with self._waiting("the recovery to end"):
             start, kept, stored = self._recover(owned, confirmation)
         with self._waiting("the sources to be asked before the start"):
-            if not until_answered(inputs.check, self.control.must_give_up):
+            if not until_answered(inputs.check, self.control.must_give_up, clock):
                 raise Interrupted("waiting for the input")
         log.check()
         control = self._control_file(owned)
@@ -355,7 +392,7 @@ class Supervisor:
             self.control.must_give_up,
             pins=owned.pins,
             positions=SourcePositions(inputs.lower, inputs.why_lost),
-            on_confirmed=self.states.completed,
+            on_confirmed=self._on_recovered,
             reseeding=self._engine.reseeding(owned.log),
             replaying=Replayer(
                 self._engine,
@@ -436,6 +473,11 @@ class Supervisor:
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
         coordinator.join()
 
+    def _on_recovered(self, checkpoint: CheckpointId) -> None:
+        # A checkpoint that the recovery confirms is progress like any other.
+        self._restarts.ran_well()
+        self.states.completed(checkpoint)
+
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
         self._dropped_by_sinks += self.progress.confirmed(decision)
         self._restarts.ran_well()
@@ -453,8 +495,10 @@ class Supervisor:
         time: TimeKeeper,
     ) -> EpochWriter:
         def note(staged: StagedBatch, sync_ms: int) -> None:
-            if staged.checkpoints and not until_answered(inputs.check_identity, self.control.must_give_up):
-                raise Interrupted("looking for the input")
+            if staged.checkpoints:
+                must_give_up, clock = self.control.must_give_up, self._settings.clock
+                if not until_answered(inputs.check_identity, must_give_up, clock):
+                    raise Interrupted("looking for the input")
             self.states.tasks_run()
             coordinator.on_staged(staged, sync_ms)
             self._last.look()

@@ -8,40 +8,56 @@ is there, so that no mark means two things.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from flinkish_spark.clock import Clock
-from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.graph.stream_graph import SourceNode
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.runtime.confirmation import Interrupted
 from flinkish_spark.runtime.owned import OwnedJob
+from flinkish_spark.runtime.restarting import Patience
+from flinkish_spark.runtime.threads import GivenUp, Threads, outcome_of
 from flinkish_spark.sinks.base import another_timeline
 
 LOG = logging.getLogger(__name__)
 _PAUSE_MS = 1_000
+_ASKING = "asking what sinks and sources hold"
 
 #: Who left a mark, as people call it, and the mark.
 _Found = tuple[str, Mark]
 
 
 def settle_timeline(
-    owned: OwnedJob, sources: Sequence[SourceNode], clock: Clock, is_stopping: Callable[[], bool]
+    owned: OwnedJob,
+    sources: Sequence[SourceNode],
+    clock: Clock,
+    threads: Threads,
+    is_stopping: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
 ) -> bool:
     """Compare what is outside with the directory; return whether the job has to be taken over once more.
 
     Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
 
+    Parameters
+    ----------
+    is_stopping
+        Asked while a system says that it cannot answer.
+    is_cancelled
+        Asked also while it says nothing.
+
     Raises
     ------
+    Interrupted
+        The job was told to end while a system did not answer.
     AnotherTimelineError
         Something is ahead of the directory, and nobody has ordered to accept it.
     """
     job_dir = owned.ownership.job_dir
-    marks = _all_marks(owned, sources, clock, is_stopping)
-    if marks is None:
-        return False
+    marks = _all_marks(owned, sources, clock, threads, is_stopping, is_cancelled)
     foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(owned, mark))]
     if not foreign:
         # Also of an order that was carried out by a process that was cut off behind it.
@@ -59,28 +75,38 @@ def settle_timeline(
 
 
 def _all_marks(
-    owned: OwnedJob, sources: Sequence[SourceNode], clock: Clock, is_stopping: Callable[[], bool]
-) -> list[_Found] | None:
-    """Return all marks; None if the job was told to stop while a system did not answer."""
+    owned: OwnedJob,
+    sources: Sequence[SourceNode],
+    clock: Clock,
+    threads: Threads,
+    is_stopping: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
+) -> list[_Found]:
+    patience = Patience()
     while True:
         try:
-            return list(_marks(owned, sources))
-        except EnvironmentFault as fault:
-            if not fault.restartable:
-                raise
-            LOG.warning("the start waits for what sinks and sources hold: %s", fault)
+            # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
+            # wants a last checkpoint.
+            ask = partial(_marks, owned, sources)
+            return outcome_of(ask, "flinkish-settle-timeline", threads, clock, is_cancelled)
+        except GivenUp:
+            raise Interrupted(_ASKING) from None
+        except Exception as error:
+            LOG.warning("the start waits for what sinks and sources hold: %s", patience.takes(error))
             if is_stopping():
-                return None
+                raise Interrupted(_ASKING) from error
         clock.sleep_ms(_PAUSE_MS)
         owned.ownership.check()
 
 
-def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> Iterator[_Found]:
+def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> list[_Found]:
+    found: list[_Found] = []
     for uid, committer in owned.committers.items():
-        yield from ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
-    yield from (("the manifest", mark) for mark in owned.manifest.newest_marks())
+        found += ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
+    found += (("the manifest", mark) for mark in owned.manifest.newest_marks())
     for node in sources:
-        yield from ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
+        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
+    return found
 
 
 def _why_foreign(owned: OwnedJob, mark: Mark) -> str:

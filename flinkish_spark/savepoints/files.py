@@ -176,9 +176,9 @@ class SavepointDir:
             if not strange and not is_claimed:
                 make_directories(self.path)
         except OSError as error:
-            raise StoreError(
+            raise StoreError.of_system(
+                error,
                 f"cannot write the savepoint {self.path}",
-                why=str(error),
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+#: Looks at rows in a task before anything is decided about them.
+RowsCheck = Callable[["pa.RecordBatch"], None]
 #: Control columns in front of the fields, see StageRequest.
 _CONTROL_WIDTH = 4
 
@@ -243,14 +245,17 @@ class BufferWriter(SinkWriter):
     ----------
     context
         Of the sink.
+    check
+        See :class:`StageToBuffer`.
     """
 
-    def __init__(self, context: SinkContext) -> None:
-        self._context, self._folder = context, BufferFolder(context.folder)
+    def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
+        self._context, self._folder, self._check = context, BufferFolder(context.folder), check
 
     def stage(self, request: StageRequest) -> StageResult:
         """Write one file per task that has records."""
-        stage = StageToBuffer(str(self._context.folder), int(self._context.owner_epoch), request.block)
+        epoch = int(self._context.owner_epoch)
+        stage = StageToBuffer(str(self._context.folder), epoch, request.block, self._check)
         found = reports(request.rows, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
@@ -287,11 +292,15 @@ class StageToBuffer:
         Of the sink, absolute.
     owner_epoch, block
         For the names of files.
+    check
+        Called in the task with rows before they are buffered; raises an error for those that no commit
+        could take. None takes all. It is sent to the workers.
     """
 
     folder: str
     owner_epoch: int
     block: int
+    check: RowsCheck | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Buffer one task's rows; called once per task attempt."""
@@ -310,7 +319,10 @@ class StageToBuffer:
         for batch in batches:
             records = ack.admit(batch)
             if records.num_rows:
-                writer.write(records.select(range(_CONTROL_WIDTH, records.num_columns)))
+                fields = records.select(range(_CONTROL_WIDTH, records.num_columns))
+                if self.check is not None:
+                    self.check(fields)
+                writer.write(fields)
         report = {**ack.done().to_json(), "staged": writer.finish()}
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
 

@@ -277,8 +277,8 @@ class BufferFolder:
 
     def fault(self, verb: str, error: OSError) -> BufferFault:
         """Return the error for one of the file system."""
-        return BufferFault(
+        return BufferFault.of_system(
+            error,
             f"cannot {verb} the write-ahead buffer {self.path}",
-            why=str(error),
             what_to_do="check that the job directory's disk is there, has room, and may be used by this user",
         )

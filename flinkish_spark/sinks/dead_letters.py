@@ -49,6 +49,7 @@ class DeadLettersDiffer(EnvironmentFault):
     """Another number of dead letters was staged than records were refused; the micro-batch is run again."""
 
     restartable = True
+    ends_when_repeated = True
 
 
 @dataclass(frozen=True)

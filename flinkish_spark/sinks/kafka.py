@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flinkish_spark.arguments import instance_of
+from flinkish_spark.arguments import instance_of, values_by_name
 from flinkish_spark.config import require_positive
 from flinkish_spark.engines import Engine
 from flinkish_spark.errors import ConfigError
@@ -102,8 +102,8 @@ class KafkaSink(Sink):
     value: Json | Raw | Avro = field(default_factory=Json)
     transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    producer: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
     writer: str | Engine = Engine.JVM
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
@@ -132,6 +132,14 @@ class KafkaSink(Sink):
                 raise ConfigError(f"{name} is {form!r}", what_to_do='use Json(), Avro(...) or Raw("column")')
         self._check_topics()
         self._check_headers()
+        for name in ("options", "producer"):
+            values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
+        for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
+            if not isinstance(policy, BadRecordPolicy):
+                raise ConfigError(
+                    f"{name} is {type(policy).__name__}",
+                    what_to_do="use OnBadRecord.FAIL or DeadLetter(topic)",
+                )
         if any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies):
             raise ConfigError(
                 "a dead letter of a Kafka sink has a transaction_timeout_ms",

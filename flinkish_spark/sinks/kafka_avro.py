@@ -177,6 +177,11 @@ class _Misfits:
         elif shape == "fixed" and isinstance(kind, T.BinaryType):
             size = int(avro["size"])
             yield F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes"
+        elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
+            if not (isinstance(avro, dict) and str(avro.get("logicalType")).endswith("-micros")):
+                # Spark's encoder would cut them off, and make one key of two.
+                micros = F.unix_micros(column.cast(T.TimestampType()))
+                yield micros % 1000 != 0, f"the field '{path}' has microseconds, and its schema milliseconds"
         elif shape == "record" and isinstance(kind, T.StructType):
             kinds = {one.name: one.dataType for one in kind.fields}
             for one in avro["fields"]:

@@ -57,8 +57,21 @@ def refusing(frame: DataFrame, names: Iterable[str], marker: str) -> DataFrame:
     marker
         What the error's text begins with.
     """
+    return refusing_others(frame, partition_conditions(frame, names), marker)
+
+
+def refusing_others(frame: DataFrame, conditions: Iterable[tuple[str, Column]], marker: str) -> DataFrame:
+    """Return the same frame, which fails at a record of which a condition is not true.
+
+    Parameters
+    ----------
+    conditions
+        What errors say of each, and the condition.
+    marker
+        What the error's text begins with.
+    """
     row = F.to_json(F.struct(*[F.col(quoted(name)) for name in frame.columns]))
-    for what, is_kept in partition_conditions(frame, names):
+    for what, is_kept in conditions:
         text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))
         frame = frame.where(F.when(is_kept, F.lit(True)).otherwise(F.raise_error(text).cast("boolean")))
     return frame

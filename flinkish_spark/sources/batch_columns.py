@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
+#: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
 
 
 def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -70,3 +76,27 @@ def _is_the_same(given: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds.is_fixed_size_binary(given) or kinds.is_binary_view(given) or kinds.is_string_view(given):
         given = pa.string() if kinds.is_string_view(given) else pa.binary()
     return is_of_kind(given, wanted) or (is_of_kind(given, pa.binary()) and is_of_kind(wanted, pa.string()))
+
+
+def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> beyond_years(pa.array([-719_163, -719_162, None, 2_932_897], pa.date32())).tolist()
+    [True, False, False, True]
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_date32(kind):
+        per_day, whole = 1, column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind):
+        per_day, whole = _PER_DAY[kind.unit], column.cast(pa.int64())
+    else:
+        return np.zeros(0, np.bool_)
+    days = whole.fill_null(0).to_numpy(zero_copy_only=False) // per_day
+    beyond: npt.NDArray[np.bool_] = (days < _FIRST_DAY) | (days > _LAST_DAY)
+    return beyond

@@ -11,6 +11,7 @@ from typing import Any
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.sources.delta_snapshot import TableFile, check_plain, table_file
+from flinkish_spark.sources.files import naming
 
 #: How the feed calls what was done to a row.
 INSERT, DELETE = "insert", "delete"
@@ -58,7 +59,7 @@ class DeltaCommit:
             return None
         kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
         metadata, timestamp_ms = None, int(written_s * 1_000)
-        for action in (json.loads(line) for line in text.splitlines() if line):
+        for action in _actions_in(path, text):
             check_plain(table, action)
             metadata = action.get("metaData") or metadata
             timestamp_ms = (action.get("commitInfo") or {}).get("inCommitTimestamp") or timestamp_ms
@@ -68,6 +69,11 @@ class DeltaCommit:
                     found.append(table_file(table, action[kind]))
         added, removed, changes = map(tuple, kinds.values())
         return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
+
+
+def _actions_in(path: Path, text: str) -> list[Mapping[str, Any]]:
+    with naming(str(path)):
+        return [json.loads(line) for line in text.split("\n") if line]
 
 
 def commit_path(table: Path, version: int) -> Path:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.sources.files import naming
 
 _LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -82,12 +83,14 @@ class DeltaSnapshot:
             )
         snapshot = cls(table, wanted)
         for path in checkpoints.get(begin, ()):
-            for action in _in_checkpoint(path):
-                snapshot._apply(action)
+            with naming(str(path)):
+                for action in _in_checkpoint(path):
+                    snapshot._apply(action)
         for number in range(begin + 1, wanted + 1):
-            for line in commits[number].read_text(encoding="utf-8").splitlines():
-                if line:
-                    snapshot._apply(json.loads(line))
+            with naming(str(commits[number])):
+                for line in commits[number].read_text(encoding="utf-8").split("\n"):
+                    if line:
+                        snapshot._apply(json.loads(line))
         return snapshot
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING
 from flinkish_spark.arguments import instance_of, refused_as_config_errors
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.sources.batch_columns import beyond_years
+from flinkish_spark.sources.json_lines import BadLine
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 10_000
 #: Spark's TIME has microseconds, Arrow's that stands for it nanoseconds.
 _NANOS_PER_MICRO = 1_000
 _NO_DELIMITERS = '\r\n"\0'
+_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, and a sign in front of them"
 #: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
@@ -131,6 +136,9 @@ class CsvFiles(InputFormat):
         """Yield the records."""
         import pyarrow as pa
 
+        from flinkish_spark.sources.csv_quotes import check_quotes
+
+        check_quotes(path, self.delimiter)
         given, block_bytes = 0, _CSV_BLOCK_BYTES
         while True:
             try:
@@ -148,16 +156,18 @@ class CsvFiles(InputFormat):
         import pyarrow as pa
         from pyarrow import csv
 
+        from flinkish_spark.sources.csv_quotes import check_names, line_of
+
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
-        # Floating numbers as texts first: of an infinity Arrow does not say whether it was one.
-        types = {
-            field.name: pa.string() if pa.types.is_floating(field.type) else field.type for field in schema
-        }
+        types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
         with pa.input_stream(path, compression="detect") as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if not begin:
             return
+        if columns is None:
+            check_names(begin, self.delimiter, names)
+        record = 1 if columns is None else 0
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with pa.input_stream(path, compression="detect") as file:
@@ -171,7 +181,12 @@ class CsvFiles(InputFormat):
                 ),
             )
             for batch in batches:
-                yield _with_numbers(batch, schema)
+                try:
+                    numbers = _with_numbers(batch, schema)
+                except _BadValue as error:
+                    raise BadLine(line_of(path, self.delimiter, record + error.row), str(error)) from None
+                record += batch.num_rows
+                yield numbers
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse lists, maps, structs and intervals."""
@@ -182,55 +197,111 @@ class CsvFiles(InputFormat):
                 raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
 
 
+class _BadValue(ValueError):
+    """A value in a row of a batch is none of its type."""
+
+    def __init__(self, row: int, field: pa.Field, why: str) -> None:
+        super().__init__(f"cannot be read: the field {field.name!r} {why}")
+        self.row = row
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Return whether a type is read as text first.
+
+    Of an infinity Arrow does not say whether it was one, and it takes hexadecimal numbers and wraps them.
+    """
+    import pyarrow as pa
+
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
 def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with floating numbers in the places of texts, all of them within their types.
+    """Return a batch with numbers in the places of texts, and all values within their types.
 
     Raises
     ------
+    _BadValue
+        A number is none, or too large for its type; a time is in no year from 1 to 9999 or too fine.
     ArrowInvalid
-        A number has more digits than its type, or is none.
+        A decimal has more digits than its type.
     """
     import pyarrow as pa
 
     columns = [
-        _floating(batch.column(field.name), field.type)
-        if pa.types.is_floating(field.type)
-        else batch.column(field.name)
+        _numbers(batch.column(field.name), field) if _is_number(field.type) else batch.column(field.name)
         for field in schema
     ]
     whole = pa.RecordBatch.from_arrays(columns, schema=schema)
     # Arrow counts a decimal's digits before it adds those of the scale.
     whole.validate(full=True)
-    _refuse_nanoseconds(whole)
+    for column, field in zip(columns, schema, strict=True):
+        _refuse(column, field, beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC")
+        _refuse(column, field, _is_too_fine(column), "a TIME has no nanoseconds")
     return whole
 
 
-def _refuse_nanoseconds(batch: pa.RecordBatch) -> None:
-    """Refuse times of day with more digits than a TIME has, which would be cut off later."""
+def _refuse(column: pa.Array, field: pa.Field, wrong: npt.NDArray[np.bool_], why: str) -> None:
     import numpy as np
     import pyarrow as pa
 
-    for field in batch.schema:
-        if pa.types.is_time64(field.type):
-            column = batch.column(field.name)
-            wrong = np.flatnonzero(column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO)
-            if len(wrong):
-                time = column[int(wrong[0])].cast(pa.string()).as_py()
-                raise pa.ArrowInvalid(f"the field {field.name!r} has {time}: a TIME has no nanoseconds")
+    if len(rows := np.flatnonzero(wrong)):
+        row = int(rows[0])
+        raise _BadValue(row, field, f"has {column[row].cast(pa.string()).as_py()}: {why}")
 
 
-def _floating(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _is_too_fine(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which times of day have more digits than a TIME has, which would be cut off later."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not pa.types.is_time64(column.type):
+        return np.zeros(0, np.bool_)
+    found: npt.NDArray[np.bool_] = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO != 0
+    return found
+
+
+def _numbers(texts: pa.Array, field: pa.Field) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     trimmed = pc.utf8_trim(texts, " \t")
-    given = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
-    numbers = pc.cast(given, kind)
-    too_large = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(given, "[0-9]"))
-    if pc.any(too_large).as_py():
-        first = given.filter(too_large)[0].as_py()
-        raise pa.ArrowInvalid(f"{first} is too large for {kind}")
+    nothing = pa.scalar(None, pa.string())
+    if pa.types.is_integer(field.type):
+        given = pc.if_else(pc.equal(texts, ""), nothing, trimmed)
+        _refuse(texts, field, _is_true(pc.invert(pc.match_substring_regex(given, _WHOLE))), _NO_WHOLE)
+        # Arrow knows no sign but the other one.
+        return _cast(pc.utf8_ltrim(given, "+"), field)
+    given = pc.if_else(pc.equal(trimmed, ""), nothing, trimmed)
+    numbers = _cast(given, field)
+    if pc.any(pc.is_inf(numbers)).as_py():
+        too_large = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(given, "[0-9]"))
+        _refuse(given, field, _is_true(too_large), f"that is too large for {field.type}")
     return numbers
+
+
+def _is_true(found: pa.Array) -> npt.NDArray[np.bool_]:
+    import numpy as np
+
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
+    """Return texts as numbers; Arrow does not say which one is none, so halves are tried."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return pc.cast(texts, field.type)
+    except pa.ArrowInvalid as error:
+        good, bad = 0, len(texts)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                pc.cast(texts.slice(good, middle - good), field.type)
+                good = middle
+            except pa.ArrowInvalid:
+                bad = middle
+        raise _BadValue(good, field, f"has {texts[good].as_py()!r:.200}: {error}") from None
 
 
 def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -244,17 +315,20 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 @dataclass(frozen=True)
 class TextLines(InputFormat):
-    """A record a line, in one field of texts; maybe compressed (``.gz``)."""
+    """A record a line, in one field of texts; maybe compressed (``.gz``).
+
+    A line that is no UTF-8 fails the job with file and line.
+    """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the lines without their ends."""
         import pyarrow as pa
 
+        line = 1
         with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
-                texts = [
-                    line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace") for line in some
-                ]
+                texts = _texts_of(some, line)
+                line += len(some)
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
 
     def check(self, schema: pa.Schema) -> None:
@@ -263,3 +337,15 @@ class TextLines(InputFormat):
 
         if [field.type for field in schema] != [pa.string()]:
             raise ConfigError("text files have one field", what_to_do='use the schema "value STRING"')
+
+
+def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
+    """Return lines without their ends; raise BadLine for one that is no UTF-8."""
+    from flinkish_spark.sources.json_lines import BadLine
+
+    bare = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+    try:
+        return [line.decode() for line in bare]
+    except UnicodeDecodeError as error:
+        at = bare.index(error.object)
+        raise BadLine(first + at, f"is no UTF-8: {error.reason}") from None

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from flinkish_spark.errors import InputLostError
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
@@ -66,7 +67,8 @@ class FileList:
         self._store = LocalStore(folder)
         self._objects = SealedObjects(self._store, str(folder))
         self._files: list[FoundFile] = []
-        self._known: set[str] = set()
+        #: Size and time of each, by its path.
+        self._known: dict[str, tuple[int, int]] = {}
         #: Whether the list will not grow any more.
         self.is_closed = False
 
@@ -89,7 +91,7 @@ class FileList:
             if not found and not part["is_last"]:
                 break
             self._files += found
-            self._known |= {one.path for one in found}
+            self._known |= {one.path: (one.size, one.modified_ns) for one in found}
             self.is_closed = bool(part["is_last"])
         return self
 
@@ -107,24 +109,38 @@ class FileList:
         ------
         OSError
             A folder cannot be listed.
+        InputLostError
+            A file of the list is another one by now.
         """
-        found = []
-        for path in _paths(root, pattern):
-            name = str(path.relative_to(root))
-            if name in self._known:
-                continue
+        found, prefix = [], os.path.join(root, "")
+        for entry in _entries(root, pattern):
+            name = entry.path[len(prefix) :]
             try:
-                stat = path.stat()
-                found.append(FoundFile(name, stat.st_size, stat.st_mtime_ns, rows(str(path))))
+                # A listing does not tell it; without it what is added to a file would be lost unseen.
+                stat = entry.stat()
+                now, known = (stat.st_size, stat.st_mtime_ns), self._known.get(name)
+                if known is None:
+                    found.append(FoundFile(name, *now, rows(entry.path)))
+                elif now != known:
+                    raise _changed(entry.path)
             except FileNotFoundError:
-                continue  # Gone before it was ours.
+                continue  # Gone before it was ours, or behind that: what has been read may be deleted.
         return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
     def _key(self) -> str:
         return f"{_PARTS}/{len(self._files):012d}.json"
 
 
-def _paths(root: Path, pattern: str) -> Iterator[Path]:
+def _changed(path: str) -> InputLostError:
+    return InputLostError(
+        f"the file {path} has changed since it was found",
+        why="a file is read once, so what was added to it, or has replaced it, would not be read",
+        what_to_do="put it back as it was, with its time, or delete it if it has been read; write new "
+        "records to a file of another name. Or start a new job with a new job_dir",
+    )
+
+
+def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
     """Yield the files below a folder; links to folders are not followed.
 
     Raises
@@ -132,18 +148,18 @@ def _paths(root: Path, pattern: str) -> Iterator[Path]:
     OSError
         A folder cannot be listed. To go on without it would be to take it for an empty one.
     """
-    folders = [root]
+    folders = [str(root)]
     while folders:
         folder = folders.pop()
         try:
             with os.scandir(folder) as found:
                 entries = [one for one in found if one.name[0] not in "._"]
         except FileNotFoundError:
-            if folder == root:
+            if folder == str(root):
                 raise
             continue  # Gone before it was ours.
         for one in entries:
             if one.is_dir():
-                folders += [] if one.is_symlink() else [Path(one.path)]
+                folders += [] if one.is_symlink() else [one.path]
             elif fnmatch(one.name, pattern):
-                yield Path(one.path)
+                yield one

@@ -28,7 +28,7 @@ from flinkish_spark.sources.batch_columns import as_declared
 from flinkish_spark.sources.file_formats import InputFormat
 from flinkish_spark.sources.file_list import FileList, FoundFile
 from flinkish_spark.sources.rates import RateLimit
-from flinkish_spark.sources.splits import SplitSource
+from flinkish_spark.sources.splits import SourceUnavailable, SplitSource
 from flinkish_spark.user_iterators import elements_of
 
 if TYPE_CHECKING:
@@ -182,10 +182,17 @@ class FileSource(SplitSource):
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
-        return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+        try:
+            return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+        except FileNotFoundError as error:
+            # It was there at the start. What it is on may be away, and that is waited for.
+            raise SourceUnavailable(
+                f"the folder {self.path} of source '{self._fs_uid}' cannot be listed",
+                why=f"{type(error).__name__}: {error}",
+            ) from error
 
     def _rows(self, path: str) -> int | None:
-        with _naming(path):
+        with naming(path):
             return self.format.rows(path)
 
     def _index(self, split: str, place: int) -> int:
@@ -205,7 +212,7 @@ class FileSource(SplitSource):
         for place in range(start, end):
             file = found[self._index(split, place)]
             path = self._unchanged(file)
-            with _naming(path):
+            with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
                     # Here, where the file has a name.
                     columns = [as_declared(batch.column(field.name), field) for field in schema]
@@ -260,12 +267,32 @@ class FileSource(SplitSource):
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Let what cannot be read say in which file it is."""
+def naming(path: str) -> Iterator[None]:
+    """Let what cannot be read say in which file it is.
+
+    Raises
+    ------
+    ValueError
+        What is in the file cannot be read, now or later.
+    OSError
+        The file cannot be read now.
+    """
     try:
         yield
-    except (FlinkishError, OSError):
-        # What is gone, or cannot be read now, says so itself.
+    except FlinkishError:
+        raise
+    except OSError as error:
+        if error.errno is None:
+            if isinstance(error, ConnectionError | TimeoutError):
+                raise
+            # Arrow's, of content: no system call has failed, so the next try finds the same.
+            said = str(error).removesuffix(".")
+            raise ValueError(
+                f"the file {path} cannot be read: {said}. It is cut off or damaged: restore it"
+            ) from error
+        if error.filename is None and path not in str(error):
+            # With a number Python makes the fitting class of it.
+            raise OSError(error.errno, error.strerror or str(error), path) from error
         raise
     except Exception as error:
         raise ValueError(f"the file {path} cannot be read as the schema says: {error}") from error

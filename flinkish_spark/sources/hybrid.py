@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.rates import RateLimit
 from flinkish_spark.sources.split_checks import checked_splits, gone_through
@@ -194,10 +196,14 @@ class HybridSource(SplitSource):
         """Return the kinds of the parts; each has a fingerprint of its own."""
         return {"parts": [part.kind for part in self._parts]}
 
-    def committed(self, offsets: Mapping[str, Offset]) -> None:
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
         """Tell the parts that have begun."""
         for index, own in self._by_part(offsets).items():
-            self._part(index).committed(own)
+            self._part(index)._tell(own, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the parts."""
+        return [mark for index in range(len(self._parts)) for mark in self._part(index).newest_marks(job)]
 
     def released(self, offsets: Mapping[str, Offset]) -> None:
         """Tell the parts that have begun."""

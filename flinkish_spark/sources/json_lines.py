@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.sources.batch_columns import beyond_years
 from flinkish_spark.sources.exact_json import MALFORMED, exact_text
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
             table = table.set_column(at, field, _from_texts(table.column(at), field.type))
     # Arrow counts a decimal's digits before it adds those of the scale.
     table.validate(full=True)
+    _refuse_other_years(table.columns)
     if _infinities(table).any():
         doubles = pa.schema([field.with_type(_with_doubles(field.type)) for field in texts])
         if (_infinities(table) != _infinities(_read(block, doubles))).any():
@@ -161,6 +163,8 @@ def _from_texts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     import pyarrow as pa
 
     dated = column.cast(_with_texts(kind, _is_bytes))
+    # Python, which is asked for the bytes, has no other years.
+    _refuse_other_years([dated])
     if dated.type == kind:
         return dated
     try:
@@ -181,24 +185,43 @@ def _decoded(value: Any, kind: pa.DataType) -> Any:
     return base64.b64decode(value, validate=True) if _is_bytes(kind) else value
 
 
+def _refuse_other_years(columns: Iterable[pa.ChunkedArray]) -> None:
+    import pyarrow as pa
+
+    for leaf in _leaves(columns):
+        if beyond_years(leaf).any():
+            raise pa.ArrowInvalid(
+                "a date or time is in no year from 1 to 9999, by UTC: write one that is, or null"
+            )
+
+
 def _infinities(table: pa.Table) -> npt.NDArray[np.bool_]:
     """Return which of all floating numbers are infinite."""
     import numpy as np
+    import pyarrow as pa
 
-    found = [leaf for column in table.columns for chunk in column.chunks for leaf in _numbers(chunk)]
-    return np.concatenate([np.zeros(0, np.bool_), *map(np.isinf, found)])
+    numbers = [leaf for leaf in _leaves(table.columns) if pa.types.is_floating(leaf.type)]
+    found = [np.isinf(leaf.fill_null(0).to_numpy(zero_copy_only=False)) for leaf in numbers]
+    return np.concatenate([np.zeros(0, np.bool_), *found])
 
 
-def _numbers(array: pa.Array) -> Iterator[npt.NDArray[Any]]:
+def _leaves(columns: Iterable[pa.ChunkedArray]) -> Iterator[pa.Array]:
+    """Yield what is within lists and structs, at any depth, and other columns as they are."""
+    for column in columns:
+        for chunk in column.chunks:
+            yield from _within(chunk)
+
+
+def _within(array: pa.Array) -> Iterator[pa.Array]:
     import pyarrow as pa
 
     if pa.types.is_list(array.type):
-        yield from _numbers(array.flatten())
+        yield from _within(array.flatten())
     elif pa.types.is_struct(array.type):
         for field in array.flatten():
-            yield from _numbers(field)
-    elif pa.types.is_floating(array.type):
-        yield array.fill_null(0).to_numpy(zero_copy_only=False)
+            yield from _within(field)
+    else:
+        yield array
 
 
 def _with_bare_numbers(block: bytes, schema: pa.Schema) -> bytes:

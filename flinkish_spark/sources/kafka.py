@@ -22,7 +22,6 @@ from flinkish_spark.formats import Json, OnBadRecord, Raw
 from flinkish_spark.kafka import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, KafkaConnection
 from flinkish_spark.kafka.admin import OffsetDirection, unknown_topic
 from flinkish_spark.kafka.channels import check_told_apart
-from flinkish_spark.kafka.marks import newest_of
 from flinkish_spark.kafka.positions import TopicPattern
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
@@ -47,7 +46,7 @@ from flinkish_spark.sources.kafka_dead_letters import (
     letters_uid,
 )
 from flinkish_spark.sources.kafka_ends import EndsAtOffsets, KafkaEnd, checked_end, cut_at
-from flinkish_spark.sources.kafka_groups import GroupIsActive, store_offsets
+from flinkish_spark.sources.kafka_groups import GroupIsActive, group_marks, store_offsets
 from flinkish_spark.sources.kafka_metadata import check_names, checked_metadata, metadata_columns, names_of
 from flinkish_spark.sources.kafka_pace import checked_pace, pace_option
 from flinkish_spark.sources.kafka_places import Partitions, Wanted
@@ -132,8 +131,8 @@ class KafkaSource(EndsAtOffsets):
     value: Json | Raw = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
-    reader_options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reader_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     reader: Engine = Engine.JVM
     aligned_with: UpstreamJob | None = None
     metadata: tuple[str, ...] = ()
@@ -381,9 +380,7 @@ class KafkaSource(EndsAtOffsets):
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
         """Ask the group."""
-        notes = self._admin.committed_notes(self.group_id).values() if self.group_id else ()
-        mark = newest_of(notes, job)
-        return () if mark is None else (mark,)
+        return group_marks(self._admin, self.group_id, job)
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flinkish_spark.errors import EnvironmentFault, InputLostError
 from flinkish_spark.kafka import GroupCommit, KafkaAdmin
 from flinkish_spark.kafka.admin import OffsetDirection
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.kafka.marks import newest_of
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.timeline import Mark
 
 
 class GroupIsActive(EnvironmentFault):
@@ -50,15 +53,21 @@ def store_offsets(
     return {group: {t: {str(p): o for p, o in ps.items()} for t, ps in offsets.items()}}
 
 
-def commit_places(admin: KafkaAdmin, group: str, offsets: Mapping[Place, int]) -> None:
-    """Commit a group's offsets, forward only; of a source of splits.
+def group_marks(admin: KafkaAdmin, group: str, job: JobUuid) -> Sequence[Mark]:
+    """Return the newest mark of a job beside a group's offsets; none without a group."""
+    mark = newest_of(admin.committed_notes(group).values(), job) if group else None
+    return () if mark is None else (mark,)
+
+
+def commit_places(admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], note: str) -> None:
+    """Commit a group's offsets, forward only, with a note beside them; of a source of splits.
 
     Raises
     ------
     GroupIsActive
         As for :func:`store_offsets`.
     """
-    check_committed(admin.commit_offsets(group, offsets), group)
+    check_committed(admin.commit_offsets(group, offsets, note=note), group)
 
 
 def check_committed(answer: GroupCommit, group: str) -> None:

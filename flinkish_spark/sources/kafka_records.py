@@ -28,7 +28,9 @@ from flinkish_spark.kafka.admin import unknown_topic
 from flinkish_spark.kafka.answers import Place
 from flinkish_spark.kafka.positions import Positions, TopicPattern
 from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sealed_objects import SealedObjects
@@ -50,7 +52,7 @@ from flinkish_spark.sources.kafka_dead_letters import (
 )
 from flinkish_spark.sources.kafka_decoding import Decoding
 from flinkish_spark.sources.kafka_ends import KafkaEnd, checked_end
-from flinkish_spark.sources.kafka_groups import commit_places
+from flinkish_spark.sources.kafka_groups import commit_places, group_marks
 from flinkish_spark.sources.kafka_places import Wanted, places_in
 from flinkish_spark.sources.kafka_reading import with_known_times
 from flinkish_spark.sources.kafka_retention import check_topic_retention
@@ -393,10 +395,16 @@ class KafkaRecordsSource(SplitSource):
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
-        if not self.group_id:
-            return
-        flat = {_place(split): int(offset) for split, offset in offsets.items()}
-        commit_places(self._admin, self.group_id, flat)
+        self._tell(offsets, "")
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        if self.group_id:
+            flat = {_place(split): int(offset) for split, offset in offsets.items()}
+            commit_places(self._admin, self.group_id, flat, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the group."""
+        return group_marks(self._admin, self.group_id, job)
 
 
 def _split(place: Place) -> str:

@@ -253,8 +253,8 @@ def forget_before(folder: Path, position: int) -> None:
 
 
 def _failed(folder: Path, error: OSError) -> StoreError:
-    return StoreError(
+    return StoreError.of_system(
+        error,
         f"the log of lines in {folder} cannot be written",
-        why=str(error),
         what_to_do="check that the disk is there, has room, and may be written by this user",
     )

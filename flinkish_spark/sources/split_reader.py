@@ -40,7 +40,7 @@ from flinkish_spark.sources.split_checks import (
     moved,
 )
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
-from flinkish_spark.sources.splits import SourceUnavailable, SplitSource, reaches
+from flinkish_spark.sources.splits import SplitSource, kind_of, reaches
 from flinkish_spark.store import LocalStore
 from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
@@ -266,14 +266,15 @@ def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.Struct
 def named_failures(uid: str, method: str) -> Iterator[None]:
     """Say which method of which source failed: Spark passes on only text.
 
-    An OSError means that the source cannot be asked now. Any other error is one of its code.
+    An OSError means that the source cannot be asked now, or is refused what it asks for, which is counted.
+    Any other error is one of its code.
     """
     try:
         yield
     except FlinkishError:
         raise
     except OSError as error:
-        raise SourceUnavailable(
+        raise kind_of(error)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:

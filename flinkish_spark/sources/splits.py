@@ -6,6 +6,7 @@ The order of calls, what may happen twice and whole examples are in `docs/source
 from __future__ import annotations
 
 import copy
+import errno
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,37 @@ class SourceUnavailable(EnvironmentFault):
     """A source cannot be asked now; the query is started again."""
 
     restartable = True
+
+
+class SourceFailed(SourceUnavailable):
+    """The system refuses what a source asks for, as a file that is not there: such failures are counted."""
+
+    ends_when_repeated = True
+
+
+#: What waiting seldom mends: names, rights and arguments.
+_REFUSALS = frozenset(
+    {
+        errno.EACCES, errno.EBADF, errno.EEXIST, errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ELOOP,
+        errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSYS, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTSUP,
+        errno.EPERM, errno.EROFS, errno.ESPIPE, errno.EXDEV,
+    }
+)  # fmt: skip
+
+
+def kind_of(error: OSError) -> type[SourceUnavailable]:
+    """Return what an OSError out of a source's code means: SourceFailed if waiting will not help.
+
+    Examples
+    --------
+    >>> kind_of(FileNotFoundError(errno.ENOENT, "no such file")).__name__
+    'SourceFailed'
+    >>> kind_of(ConnectionRefusedError(errno.ECONNREFUSED, "refused")).__name__
+    'SourceUnavailable'
+    """
+    # Other libraries' classes have numbers of their own: 1 is any error of TLS.
+    is_of_the_system = type(error).__module__ == "builtins"
+    return SourceFailed if is_of_the_system and error.errno in _REFUSALS else SourceUnavailable
 
 
 class SplitSource(Source):
@@ -289,7 +321,16 @@ class SplitSource(Source):
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare the fingerprint with that of the first start."""
-        now = dict(self.fingerprint())
+        try:
+            now = dict(self.fingerprint())
+        except OSError as error:
+            what = f"the source '{uid}' cannot say which input it reads"
+            raise SourceUnavailable.of_system(error, what) from error
+        except FlinkishError:
+            raise
+        except USER_ERRORS as error:
+            mend = "correct fingerprint(); the job goes on from the last checkpoint"
+            raise _failed(uid, "was asked which input it reads", error, mend) from error
         if now and job_dir.recorded_once(_fact(uid), now) != now:
             raise InputLostError(
                 f"the input of source '{uid}' is another one than at the job's first start",
@@ -308,7 +349,7 @@ class SplitSource(Source):
             return {}
         try:
             if is_told:
-                self.committed(offsets)
+                self._tell(offsets, note)
             if may_delete:
                 self._release()
         except OSError as error:
@@ -318,15 +359,13 @@ class SplitSource(Source):
         except FlinkishError:
             raise
         except USER_ERRORS as error:
-            from flinkish_spark.runtime.failures import RepeatableUserError
-
-            raise RepeatableUserError(
-                f"the source '{self._fs_uid}' failed when it was told of a checkpoint",
-                why=f"{type(error).__name__}: {error}",
-                what_to_do="correct committed() or released(); the checkpoint is finished by the next start",
-                uid=self._fs_uid,
-            ) from error
+            mend = "correct committed() or released(); the checkpoint is finished by the next start"
+            raise _failed(self._fs_uid, "was told of a checkpoint", error, mend) from error
         return {}
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        """Call :meth:`committed`; where the system keeps a note beside the offsets, the mark goes with it."""
+        self.committed(offsets)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)
@@ -367,6 +406,17 @@ class SplitSource(Source):
         return self.is_bounded and all(
             reaches(offset, self.end(name)) for name, offset in position.offsets.items()
         )
+
+
+def _failed(uid: str, when: str, error: BaseException, mend: str) -> FlinkishError:
+    from flinkish_spark.runtime.failures import RepeatableUserError
+
+    return RepeatableUserError(
+        f"the source '{uid}' failed when it {when}",
+        why=f"{type(error).__name__}: {error}",
+        what_to_do=mend,
+        uid=uid,
+    )
 
 
 def reaches(offset: Offset, end: Offset | None) -> bool:

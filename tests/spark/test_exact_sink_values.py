@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.errors import BadRecordError
-from flinkish_spark.formats import Json, Raw
+from flinkish_spark.formats import Avro, Json, Raw
 from flinkish_spark.runtime.failures import classify
 from flinkish_spark.sinks.kafka import KafkaSink
-from flinkish_spark.sinks.kafka_columns import record_columns
+from flinkish_spark.sinks.kafka_columns import MISFIT, record_columns
 from flinkish_spark.sources.kafka_reading import with_checked_times
 
 SETTINGS = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
@@ -64,6 +65,32 @@ def test_times_are_written_in_utc_with_their_microseconds(zoned: Any) -> None:
     nested = frame.select("n", F.array("at").alias("a"), F.create_map(F.lit("k"), "at").alias("m"))
     assert part(nested, "key", key="a", value=Raw("n")) == [f'["{text}"]' for text in WRITTEN]
     assert part(nested, "key", key="m", value=Raw("n")) == [f'{{"k":"{text}"}}' for text in WRITTEN]
+
+
+def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: Any) -> None:
+    """.123456 and .123457 would be one key: Spark's encoder writes milliseconds where nothing says micros."""
+    times = ("0001-01-01 00:00:00", "1969-12-31 23:59:59.999", "2026-01-01 00:00:00.123456", "")
+    rows = [f"SELECT {n} AS n, CAST(NULLIF('{t}', '') AS TIMESTAMP_NTZ) AS wall" for n, t in enumerate(times)]
+    frame = zoned.sql(" UNION ALL ".join(rows))
+    frame = frame.select("*", F.col("wall").cast("timestamp").alias("at"), F.array("wall").alias("all"))
+    for name, logical, of_list in (
+        ("at", "timestamp-millis", False),
+        ("at", "", False),
+        ("wall", "local-timestamp-millis", False),
+        ("all", "local-timestamp-millis", True),
+    ):
+        one: Any = {"type": "long", "logicalType": logical} if logical else "long"
+        form = [{"type": "array", "items": ["null", one]}, "null"] if of_list else [one, "null"]
+        fields = [{"name": name, "type": form}]
+        avro = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
+        for column in ({"value": avro}, {"key": avro, "value": Raw("n")}):
+            told = record_columns(sink(**column), frame.schema)[MISFIT]
+            found = [row[0] for row in frame.orderBy("n").select(told).collect()]
+            assert [why is None for why in found] == [True, True, False, True], (name, logical, found)
+            assert "has microseconds" in found[2]
+    micros = [{"name": "at", "type": [{"type": "long", "logicalType": "timestamp-micros"}, "null"]}]
+    avro = Avro(json.dumps({"type": "record", "name": "R", "fields": micros}))
+    assert MISFIT not in record_columns(sink(value=avro), frame.schema)
 
 
 def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ from decimal import Decimal
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import Append, ColumnBuckets, DeltaWriter, FileSink, OverwritePartitions, Upsert
+from flinkish_spark import (
+    Append,
+    ColumnBuckets,
+    DeltaWriter,
+    FileFormat,
+    FileSink,
+    OverwritePartitions,
+    Upsert,
+)
 from flinkish_spark.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.runtime.failures import classify
@@ -152,6 +160,29 @@ def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) ->
     assert isinstance(error, BadRecordError)
     assert "the partition column user NOT IN ('', '__HIVE_DEFAULT_PARTITION__')" in str(error)
     assert '"amount":2' in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused", "kept"),
+    [
+        ({}, ["a\nb", "a\r", "a\rb", "\n"], ["a", "", None, "a\u2028b"]),
+        ({"lineSep": "\n"}, ["a\nb", "a\r", "\r"], ["a\rb", "", None]),
+        # Of "xaaa" the first two are the end.
+        ({"linesep": "aa"}, ["xaay", "xa"], ["a\nb", "x\r", "ax"]),
+    ],
+)
+def test_a_text_that_would_be_two_lines_is_refused(spark, tmp_path, options, refused, kept) -> None:
+    """It was two records when it was read back."""
+    sink = FileSink(f"{tmp_path}/out", FileFormat.TEXT, options, bucket_by=ColumnBuckets("amount"))
+    subject = SinkUnderTest(lambda: sink, lambda: (), spark, tmp_path / "folder")
+    process = subject.start()
+    for value in refused:
+        with pytest.raises(Exception, match="FLINKISH_BAD_RECORD") as found:
+            process.stage([("ann", 1), (value, 2)], checkpoint=subject.next_checkpoint())
+        error = classify(found.value)
+        assert isinstance(error, BadRecordError), repr(error)
+        assert "the text user being one line" in str(error) and '"amount":2' in str(error)
+    process.stage([(value, 1) for value in kept], checkpoint=subject.next_checkpoint())
 
 
 def test_folders_of_instants_and_bytes_are_refused(spark) -> None:

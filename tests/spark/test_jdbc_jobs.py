@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.errors import BadRecordError
+from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.runtime.steps import SilentObserver, Step
 from flinkish_spark.sinks.jdbc.refused import DeadLetterTable
@@ -145,6 +146,37 @@ def test_a_refused_record_stops_the_job_and_nothing_is_visible(spark, tmp_path, 
     postgres_database.run("ALTER TABLE all_totals DROP CONSTRAINT small")
     job.run()
     job.check()
+
+
+def test_what_a_record_alone_decides_stops_the_job_before_the_decision(
+    spark, tmp_path, sqlite_database
+) -> None:
+    """No decided checkpoint waits for a commit; behind a change of the policy the job goes on."""
+    sqlite_database.run("CREATE TABLE t (k BIGINT PRIMARY KEY, v REAL NOT NULL)")
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    frame = rate.selectExpr("IF(value = 7, NULL, value) AS k", "CAST(value AS DOUBLE) AS v")
+
+    def made(policy):
+        env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+        sink = sqlite_database.sink(key=("k",), mode="upsert", on_refused=policy)
+        env.from_dataframe(frame, uid="rate").sink_to(sink, uid="out")
+        return env
+
+    job_dir = JobDir(LocalStore(tmp_path / "job"))
+    for _ in range(2):
+        error = failure_of(made(OnBadRecord.FAIL))
+        assert isinstance(error, BadRecordError), error
+        assert "the sink 'out' refuses it: the key column k is null" in str(error)
+        assert '{"k": null}' in str(error) and "choose another policy" in str(error)
+        newest = job_dir.newest_commit()
+        assert newest is None or job_dir.receipt(newest.checkpoint) is not None
+        assert len(sqlite_database.table()) in (0, 5)
+    with running(made(OnBadRecord.DROP)) as client:
+        await_that(lambda: len(sqlite_database.table()) >= 14, client, timeout_s=200)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=120_000), "the job did not stop"
+    keys = [k for k, _ in sqlite_database.table()]
+    assert keys == [k for k in range(len(keys) + 1) if k != 7]
 
 
 def test_refused_records_of_a_job_become_dead_letters(spark, tmp_path, postgres_database) -> None:

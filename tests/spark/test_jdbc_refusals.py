@@ -77,7 +77,6 @@ def test_tables_that_do_not_fit_are_refused(database, tmp_path, create, settings
         ("mariadb", "VARCHAR(9)", "the collation utf8mb4_general_ci of its column k"),
         ("mariadb", "VARCHAR(9) COLLATE utf8mb4_bin", "the collation utf8mb4_bin of its column k"),
         ("mariadb", "CHAR(9) COLLATE utf8mb4_nopad_bin", "different texts are one char"),
-        ("mariadb", "INT", "different texts are one int"),
         ("postgres", "CHAR(9)", "different texts are one character in its column k"),
         ("postgres", "UUID", "different texts are one uuid"),
         ("postgres", "TEXT COLLATE nocase", "the collation nocase of its column k"),
@@ -161,12 +160,25 @@ def test_streams_that_do_not_fit_are_refused(database, tmp_path) -> None:
         (T.DoubleType(), "real"),
         (T.DoubleType(), "numeric"),
         (T.BinaryType(), "text"),
+        (T.StringType(), "numeric(10, 2)"),
+        (T.StringType(), "tenth"),
+        (T.StringType(), "double precision"),
+        (T.StringType(), "timestamp(0)"),
+        (T.StringType(), "date"),
     ],
 )
 def test_columns_that_would_change_values_are_refused(postgres_database, tmp_path, type_, column) -> None:
-    postgres_database.run(f"CREATE TABLE t (v {column})")
+    postgres_database.run("CREATE DOMAIN tenth AS numeric(10, 1)", f"CREATE TABLE t (v {column})")
     with pytest.raises(SchemaError, match=r"'v' of type .* does not fit"):
         check(postgres_database.sink(), tmp_path, fields(v=type_))
+
+
+@pytest.mark.parametrize("column", ["INT", "DECIMAL(10, 2)", "FLOAT", "DATE", "DATETIME(6)", "TIME", "YEAR"])
+def test_text_that_mysql_would_round_or_cut_is_refused(mariadb_database, tmp_path, column) -> None:
+    mariadb_database.run(f"CREATE TABLE t (v {column})")
+    with pytest.raises(SchemaError, match=r"'v' of type string does not fit .* rounded or cut") as found:
+        check(mariadb_database.sink(), tmp_path, fields(v=T.StringType()))
+    assert "cast the field" in str(found.value)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +190,10 @@ def test_columns_that_would_change_values_are_refused(postgres_database, tmp_pat
         (T.LongType(), "numeric(19, 0)"),
         (T.StringType(), "uuid"),
         (T.StringType(), "varchar(3)"),
+        (T.StringType(), "integer"),
+        (T.StringType(), "numeric"),
+        (T.StringType(), "jsonb"),
+        (T.StringType(), "inet"),
         (T.TimestampType(), "timestamptz"),
         (T.FloatType(), "double precision"),
         (T.ArrayType(T.LongType()), "json"),
@@ -186,6 +202,54 @@ def test_columns_that_would_change_values_are_refused(postgres_database, tmp_pat
 def test_columns_that_hold_every_value_are_taken(postgres_database, tmp_path, type_, column) -> None:
     postgres_database.run(f"CREATE TABLE t (v {column})")
     check(postgres_database.sink(), tmp_path, fields(v=type_))
+
+
+NOT_NULL = {
+    "a {text} NOT NULL": True,
+    "a {text} NOT NULL DEFAULT 'x'": True,
+    "a {text}": False,
+    "a {number} NOT NULL": False,
+}
+
+
+@pytest.mark.parametrize("column", NOT_NULL)
+def test_which_columns_refuse_a_null(database, tmp_path, column) -> None:
+    """One with a trigger in front of it does not, nor one that gets a number; a default is for none given."""
+    number = {
+        "postgresql": "BIGINT DEFAULT 1",
+        "mysql": "BIGINT AUTO_INCREMENT UNIQUE",
+        "sqlite": "INTEGER PRIMARY KEY",
+    }[database.dialect.name]
+    database.run(f"CREATE TABLE t ({column.format(text='VARCHAR(9)', number=number)}, b BIGINT)")
+    table = TableName(("t",))
+    found = {one.name: one.refuses_null for one in database.dialect.columns_of(database.session, table)}
+    refuses = NOT_NULL[column] or ("{number}" in column and database.dialect.name == "postgresql")
+    assert found == {"a": refuses, "b": False}
+    if not refuses:
+        database.run("INSERT INTO t VALUES (NULL, 1)")
+        return
+    with pytest.raises(Exception, match=r"(?i)null"):
+        database.run("INSERT INTO t VALUES (NULL, 1)")
+    database.run(*TRIGGER[database.dialect.name])
+    assert not any(one.refuses_null for one in database.dialect.columns_of(database.session, table))
+
+
+TRIGGER = {
+    "postgresql": (
+        "CREATE FUNCTION filled() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.a = COALESCE(NEW.a, '1'); RETURN NEW; END $$",
+        "CREATE TRIGGER filled BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION filled()",
+        "INSERT INTO t VALUES (NULL, 1)",
+    ),
+    "mysql": (
+        "CREATE TRIGGER filled BEFORE INSERT ON t FOR EACH ROW SET NEW.a = COALESCE(NEW.a, 'x')",
+        "INSERT INTO t VALUES (NULL, 1)",
+    ),
+    "sqlite": (
+        "CREATE TRIGGER without BEFORE INSERT ON t WHEN NEW.a IS NULL BEGIN SELECT RAISE(IGNORE); END",
+        "INSERT INTO t VALUES (NULL, 1)",
+    ),
+}
 
 
 def test_sqlite_s_affinities(sqlite_database, tmp_path) -> None:

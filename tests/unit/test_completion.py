@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from flinkish_spark.errors import (
     AuthorizationError,
@@ -12,6 +13,7 @@ from flinkish_spark.errors import (
     CommittableLostError,
     FencedError,
     JobDirError,
+    SparkGoneError,
     StoreError,
 )
 from flinkish_spark.protocol.decisions import Decision, Verdict
@@ -20,10 +22,12 @@ from flinkish_spark.protocol.outcomes import Outcome
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.runtime.completion import Completion, DecisionRefused, StagedDataDied
 from flinkish_spark.runtime.confirmation import Interrupted
+from flinkish_spark.runtime.failures import QueryFailed
 from flinkish_spark.runtime.ownership import take_over
 from flinkish_spark.store import CreateResult
 from tests.clocks import ManualClock
 from tests.coordinator_rig import Fault, Rig
+from tests.jvm_errors import Throwables
 
 REFUSED, LOST_ANSWER = ("1/decision.json", Fault.REFUSED), ("1/decision.json", Fault.ANSWER_LOST)
 
@@ -366,3 +370,36 @@ def test_a_sweep_that_is_not_allowed_ends_the_query(bench) -> None:
     with pytest.raises(AuthorizationError):
         bench.complete()
     assert bench.rig.objects(1) == ["decision.json", "receipt.json"]
+
+
+def of_the_jvm(name: str, says: str) -> Exception:
+    return Throwables([("org.apache.spark.SparkException", "Job aborted"), (name, says)]).raised()
+
+
+def test_leftovers_that_the_jvm_does_not_sweep_end_no_job(bench, caplog) -> None:
+    """Not even of a kind that no restart mends: it is mere cleaning."""
+    bench.a.sweeping = [of_the_jvm("java.lang.ClassNotFoundException", "io.delta.Gone")]
+    bench.complete()
+    assert "leftovers are swept later: ClassNotFoundException: io.delta.Gone" in caplog.text
+    assert len(bench.b.called("sweep")) == 1 and bench.rig.blocks.leased == {1, 2}
+
+
+def test_a_jvm_that_is_gone_ends_the_job_also_while_it_sweeps(bench) -> None:
+    bench.a.sweeping = [Py4JNetworkError("Answer from Java side is empty")]
+    with pytest.raises(SparkGoneError):
+        bench.complete()
+
+
+def test_an_outage_that_the_jvm_tells_of_is_waited_for(bench) -> None:
+    bench.a.deaths = [of_the_jvm("java.net.ConnectException", "Connection refused") for _ in range(5)]
+    began_ms = bench.rig.clock.now_ms
+    bench.complete()
+    # 50 + 100 + 200 + 400 + 800.
+    assert bench.rig.clock.now_ms == began_ms + 1_550 and bench.rig.verdict(1) is Verdict.COMMIT
+
+
+def test_what_the_jvm_says_three_times_of_what_is_staged_ends_the_query(bench) -> None:
+    bench.a.deaths = [of_the_jvm("java.lang.IllegalStateException", "no such protocol") for _ in range(5)]
+    with pytest.raises(QueryFailed, match=r"^IllegalStateException: no such protocol"):
+        bench.complete()
+    assert len(bench.a.called("why_dead")) == 3 and bench.decided == []

@@ -20,6 +20,8 @@ from flinkish_spark.runtime.coordinator_parts import (
     BACKLOG_TRIGGER,
     TooManyCheckpointFailures,
 )
+from flinkish_spark.runtime.failures import is_outage
+from flinkish_spark.runtime.master_hooks import HookFailed
 from flinkish_spark.runtime.ownership import take_over
 from tests.clocks import ManualClock
 from tests.coordinator_rig import Fault, RecordedHook, Rig, by_hand
@@ -431,6 +433,23 @@ def test_too_many_failures_in_a_row_end_the_query(tolerable) -> None:
     # Behaviour 33: nothing of it is left, and it is sealed.
     last = tolerable + 1
     assert (rig.open, rig.verdict(last), rig.answers[-1]) == ("", Verdict.ABORT, "user=ABORTED:EXPIRED")
+
+
+def test_the_error_of_too_many_failures_knows_whether_an_outage_is_behind_it() -> None:
+    """Who was too late may have waited for a system that does not answer; a hook's error says what it was."""
+    rig = Rig(by_hand(timeout_ms=1_000, tolerable_failures=0))
+    rig.ask()
+    with pytest.raises(TooManyCheckpointFailures) as late:
+        rig.tick(1_000)
+    assert is_outage(late.value)
+    for error, is_away in ((OSError("the catalog is down"), True), (KeyError("version"), False)):
+        hook = RecordedHook()
+        hook.failing = [error]
+        rig = Rig(by_hand(tolerable_failures=0), hooks=[hook])
+        rig.ask()
+        failure = rig.coordinator.failure
+        assert isinstance(failure, TooManyCheckpointFailures) and isinstance(failure.__cause__, HookFailed)
+        assert is_outage(failure) is is_away
 
 
 def test_one_success_clears_the_count_and_a_limit_can_be_none() -> None:

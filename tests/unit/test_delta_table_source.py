@@ -13,9 +13,10 @@ import pytest
 
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, DeltaTableSource
+from flinkish_spark.sources.delta_log import DeltaCommit
 from flinkish_spark.sources.delta_snapshot import DeltaSnapshot
 from flinkish_spark.sources.split_positions import SplitPosition
-from tests.unit.test_file_source import reader_of
+from tests.unit.test_file_source import damaged_parquet, reader_of
 from tests.unit.test_split_source import step
 
 
@@ -113,6 +114,19 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
         DeltaTableSource(str(tmp_path / "t"), version=0)
 
 
+def test_a_line_of_the_log_ends_where_json_lines_end(tmp_path) -> None:
+    """Delta writes U+2028 and its like as they are, in values of partitions and in statistics."""
+    name = "a\u2028b\u0085c\u2029"
+    table = Table(tmp_path / "t", n="long", p="string", partition=["p"])
+    added = table.add("x.parquet", {"n": [1]}, partitionValues={"p": name})
+    log = tmp_path / "t" / "_delta_log" / "00000000000000000001.json"
+    table.commit(added)
+    log.write_text(json.dumps(added, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, name)]
+    records = DeltaRecordsSource(str(tmp_path / "t"), starting_version=1, ending_version=1)
+    assert read(records, tmp_path, "records") == [(1, name)]
+
+
 def test_times_in_the_form_of_spark_are_exact_from_the_first_year_to_the_last(tmp_path) -> None:
     utc = datetime.UTC
     times = [
@@ -191,3 +205,24 @@ def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> 
         DeltaSource("/t", DeltaChanges.FEED, starting_version=5, ending_version=4)
     with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
         DeltaRecordsSource(str(tmp_path / "t"), starting_version=5, ending_version=4)
+
+
+@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaRecordsSource])
+def test_a_damaged_file_of_a_table_is_named(tmp_path, kind) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    damaged_parquet(tmp_path / "t" / "x.parquet")
+    reader = reader_of(kind(str(tmp_path / "t")), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {tmp_path}/t/x.parquet cannot be read: .*snappy"):
+        step(reader, reader.initialOffset())
+
+
+def test_a_damaged_log_of_a_table_is_named(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    newest = tmp_path / "t" / "_delta_log" / f"{1:020d}.json"
+    newest.write_text(newest.read_text()[:-9])
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaTableSource(str(tmp_path / "t"))
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaCommit.read(tmp_path / "t", 1)

@@ -93,6 +93,18 @@ def test_what_a_type_does_not_hold_is_named_with_its_line(kind: pa.DataType, tex
         (pa.float64(), "-Infinity", -math.inf),
         (pa.float64(), " 1.5 ", 1.5),
         (pa.float64(), '""', None),
+        (pa.int8(), "-128", -128),
+        (pa.int16(), "+007", 7),
+        (pa.int64(), " 5\t", 5),
+        (pa.int64(), '"5"', 5),
+        (pa.int64(), '""', None),
+        (pa.date32(), "0001-01-01", dt.date(1, 1, 1)),
+        (pa.date32(), "9999-12-31", dt.date(9999, 12, 31)),
+        (MOMENT, "9999-12-31T23:59:59.999999Z", dt.datetime(9999, 12, 31, 23, 59, 59, 999999, dt.UTC)),
+        (MOMENT, "0001-01-01T01:00:00+01:00", dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
+        (pa.string(), 'a"b', 'a"b'),
+        (pa.string(), 'a"b"', 'a"b"'),
+        (pa.string(), ' "a"', ' "a"'),
         (MOMENT, "2026-10-25T00:30:00.000001Z", dt.datetime(2026, 10, 25, 0, 30, 0, 1, dt.UTC)),
         (pa.string(), '" a ""b"" "', ' a "b" '),
     ],
@@ -111,12 +123,41 @@ def test_a_value_of_csv_is_what_stands_there(
         (pa.float64(), "1e400"),
         (pa.float64(), "much"),
         (pa.int8(), "200"),
+        (pa.int8(), "0x80"),
+        (pa.int8(), "0xFF"),
+        (pa.int32(), "0xFFFFFFFF"),
+        (pa.int64(), "0x1F"),
+        *((pa.int64(), text) for text in ("0X1F", "1F", "++1", "+-1", "-", "1 2", "1_0", "1.0", "٣", " ")),
         (MOMENT, "2026-01-01T00:00:00.1234567Z"),
     ],
 )
 def test_what_a_type_does_not_hold_is_no_value_of_csv(tmp_path: Path, kind: pa.DataType, text: str) -> None:
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises((pa.ArrowInvalid, BadLine)):
         csv_value(tmp_path, kind, text)
+
+
+#: What Arrow takes, and Python and Spark have no such time of.
+OTHER_YEARS = [
+    (pa.date32(), "0000-01-01"),
+    (pa.date32(), "0000-12-31"),
+    (MOMENT, "0000-12-31T23:59:59.999999Z"),
+    (MOMENT, "0001-01-01T00:59:59+01:00"),
+    (MOMENT, "9999-12-31T23:59:59-01:00"),
+    (pa.timestamp("us"), "0000-01-01T00:00:00"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHER_YEARS)
+def test_a_time_in_no_year_from_1_to_9999_is_named_with_its_line(
+    tmp_path: Path, kind: pa.DataType, text: str
+) -> None:
+    (tmp_path / "x.csv").write_text(f'b,a\n"\n",\n\n,{text}\n')
+    with pytest.raises(BadLine, match=r"line 5 cannot be read: the field 'a' has .* year from 1 to 9999"):
+        list(CsvFiles().batches(str(tmp_path / "x.csv"), pa.schema([("a", kind)])))
+    deep = pa.list_(pa.struct([("v", kind), ("bytes", pa.binary())]))
+    for form, line in ((kind, f'"{text}"'), (deep, f'[null, {{"v": "{text}", "bytes": ""}}]')):
+        with pytest.raises(BadLine, match=r"line 3 cannot be read: .* no year from 1 to 9999"):
+            list(tables_of(f'{{"a": null}}\n\n{{"a": {line}}}\n'.encode(), pa.schema([("a", form)])))
 
 
 @pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.duration("us"))])

@@ -99,6 +99,11 @@ def begun(iterator: Iterator[Any]) -> Iterator[Any]:
     return iterator
 
 
+def over(iterator: Iterator[Any]) -> Iterator[Any]:
+    list(iterator)
+    return iterator
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -123,7 +128,13 @@ def begun(iterator: Iterator[Any]) -> Iterator[Any]:
         lambda: itertools.zip_longest(map(failing, NUMBERS), NUMBERS),
         lambda: itertools.accumulate(NUMBERS, lambda made, number: made + failing(number)),
         lambda: itertools.groupby(NUMBERS, failing),
+        lambda: itertools.groupby(map(next, [iter([1]), iter(()), iter([4])])),
+        lambda: begun(itertools.groupby(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
         lambda: itertools.pairwise(map(failing, NUMBERS)),
+        # Neither tells its parts, nor has frames.
+        lambda: itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])])),
+        lambda: begun(itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
+        lambda: map(str, itertools.pairwise(map(next, [iter([1]), iter([2]), iter(()), iter([4])]))),
         lambda: iter(lambda: failing(3), None),
         lambda: Converting(),
         lambda: map(str, Converting()),
@@ -157,6 +168,17 @@ def tokens() -> Iterator[Any]:
         (lambda: itertools.islice(itertools.count(), 2, 9, 3), [2, 5, 8]),
         (lambda: itertools.accumulate([1, 2], initial=5), [5, 6, 8]),
         (lambda: begun(zip([1, 2], "ab", strict=True)), [(2, "b")]),
+        (lambda: itertools.pairwise([1, 2, 3]), [(1, 2), (2, 3)]),
+        (lambda: begun(itertools.pairwise([1, 2, 3])), [(2, 3)]),
+        (lambda: begun(itertools.pairwise([1, 2])), []),
+        (lambda: itertools.pairwise([1]), []),
+        (lambda: over(itertools.pairwise([1, 2])), []),
+        (lambda: itertools.pairwise(Counting()), [(1, 2), (2, 3)]),
+        (
+            lambda: ((key, [*same]) for key, same in elements_of(itertools.groupby("aab"))),
+            [("a", ["a", "a"]), ("b", ["b"])],
+        ),
+        (lambda: [key for key, _ in elements_of(begun(itertools.groupby("aabc")))], ["b", "c"]),
         (lambda: Indexed(lambda index: index), [0, 1, 2, 3]),
         (lambda: (number for number in [1]), [1]),
         (lambda: reversed([1, 2]), [2, 1]),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+import traceback
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from flinkish_spark.bridge import said
 from flinkish_spark.errors import (
     AuthorizationError,
     BadRecordError,
@@ -19,6 +24,7 @@ from flinkish_spark.errors import (
 from flinkish_spark.runtime.failures import (
     Outage,
     QueryFailed,
+    RepeatableUserError,
     UnreadableRecordError,
     classify,
     classify_alive,
@@ -27,6 +33,7 @@ from flinkish_spark.runtime.failures import (
 from flinkish_spark.runtime.inputs import DroppedRecords
 
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
+STAGING = "io.github.flinkishspark.shim.StagingException: it failed"
 PLACE = '{"topic":"orders","partition":3,"offset":17}'
 
 
@@ -52,11 +59,15 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[FLINKISH_BAD_RECORD] a record for topic t takes 9 bytes", BadRecordError, False),
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UnreadableRecordError, False),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
-        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no broker.", Outage, True),
+        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no such topic.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingUnanswered: no broker.", Outage, True),
+        (f"{STAGING}\nCaused by: org.apache.kafka.x.UnknownTopicOrPartitionException: t", QueryFailed, True),
+        (f"{STAGING}\nCaused by: org.apache.kafka.x.TimeoutException: t", Outage, True),
         (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", Outage, True),
         (f"{TASK}\nflinkish_spark.errors.InternalError: a rule was broken.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.CorruptObjectError: no value.", CorruptObjectError, False),
         (f"{TASK}\nflinkish_spark.sources.splits.SourceUnavailable: asleep.", Outage, True),
+        (f"{TASK}\nflinkish_spark.sources.splits.SourceFailed: no such file.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
@@ -150,6 +161,97 @@ def test_a_user_functions_record() -> None:
     assert "'totals' failed on the record at topic orders, partition 3, offset 17" in str(error)
     assert "ValueError: no" in error.why and error.is_placed
     assert error.record == ("totals", "orders", 3, 17, None, None)
+
+
+def raised_by(function: Callable[[], Any], marker: str = "") -> str:
+    """What Spark says of a Python worker in which a function raised; with the marker of typed operators."""
+    try:
+        try:
+            function()
+        except Exception as error:
+            if marker:
+                raise RuntimeError(marker) from error
+            raise
+    except Exception:
+        thrown = f"[PYTHON_EXCEPTION] An exception was thrown from it: {traceback.format_exc()}"
+        java = "org.apache.spark.api.python.PythonException"
+        return f"Job aborted.\n{java}: {thrown}\n SQLSTATE: 38000\n\tat a.b.C(D:1)"
+    raise AssertionError("it raises")
+
+
+def lookup(words: str, kind: Callable[[str], Exception] = RuntimeError) -> None:
+    try:
+        {}["XK"]
+    except KeyError as error:
+        raise kind(words) from error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Connection refused",
+        "Service Unavailable",
+        "No space left on device",
+        "Too many open files",
+        "x is not a Parquet file",
+        "File name too long",
+        "data may have been lost",
+        "OutOfMemoryError",
+    ],
+)
+def test_a_record_that_speaks_of_a_fault_is_no_fault(words: str) -> None:
+    """Words of a record decide nothing about the job: it ends after its one restart, as for any record."""
+
+    class OrderError(Exception):
+        pass
+
+    for kind in (ValueError, KeyError, AssertionError, OrderError):
+
+        def raises(kind: Any = kind) -> None:
+            raise kind(f"unknown status '{words}' in order 17")
+
+        error = classify(RuntimeError(raised_by(raises)))
+        assert type(error) is RepeatableUserError, repr(error)
+        assert words in error.what
+
+
+def test_a_system_that_does_not_answer_a_function_is_an_outage() -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    def locked() -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    def refused() -> None:
+        raise ConnectionRefusedError("no")
+
+    for function in (full, locked, refused):
+        assert type(classify(RuntimeError(raised_by(function)))) is Outage
+
+
+def test_what_a_user_function_raised_its_error_from_comes_first() -> None:
+    marker = '[FLINKISH_USER_FUNCTION] {"uid": "enrich", "offset": 17, "error": "RuntimeError: no rate"}'
+    error = classify(RuntimeError(raised_by(lambda: lookup("no rate"), marker)))
+    assert type(error) is RepeatableUserError and error.is_placed
+    assert error.why == "KeyError: 'XK', and so RuntimeError: no rate"
+    assert error.trace.splitlines()[0] == "KeyError: 'XK'"
+    assert "test_failures.py" in error.trace and "FLINKISH" not in error.trace
+
+
+def test_a_group_of_exceptions_and_one_without_a_text_are_told() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    group = ExceptionGroup("two lookups", [KeyError("XK"), ExceptionGroup("more", [OSError("gone")])])
+    assert "KeyError: 'XK'" in str(classify(group)) and "OSError: gone" in str(classify(group))
+    try:
+        raise group
+    except ExceptionGroup as raised:
+        assert "KeyError: 'XK'" in str(classify(raised))
+    assert said(group) == "KeyError: 'XK', and so ExceptionGroup: two lookups (2 sub-exceptions)"
+    assert "Mute: <" in str(classify(Mute()))
+    assert said(Mute()) == "Mute: <an exception that has no text>"
 
 
 def progress(batch: int, dropped: int | None):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime
 import errno
 import gzip
 import math
 import os
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ import pytest
 
 from flinkish_spark.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.runtime.failures import RepeatableUserError, classify
 from flinkish_spark.sources import (
     CsvFiles,
     CsvHeader,
@@ -24,8 +27,11 @@ from flinkish_spark.sources import (
     ParquetFiles,
     RateLimit,
     TextLines,
+    csv_quotes,
 )
-from flinkish_spark.sources.file_list import _paths
+from flinkish_spark.sources.file_list import _entries
+from flinkish_spark.sources.files import naming
+from flinkish_spark.sources.json_lines import BadLine
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from flinkish_spark.sources.splits import SourceUnavailable
@@ -215,6 +221,70 @@ def test_a_row_of_csv_without_an_end_is_one(folder, tmp_path) -> None:
     assert csv_rows(folder, tmp_path, "1,a", SCHEMA, CsvFiles(CsvHeader.NONE)) == [(1, "a")]
 
 
+#: Text of a CSV file, the line that is refused, and what of it is said.
+TORN = [
+    ('a,b\nu,1\nx,"1\ny,2\nz,3\n', 3, "has a quote that nothing closes"),
+    ('a,b\n"', 2, "has a quote that nothing closes"),
+    ('a,b\n1,"""', 2, "has a quote that nothing closes"),
+    ('"a,b\n1,2\n', 1, "has a quote that nothing closes"),
+    # A quote within a value hides nothing, and an end of a line may be two bytes.
+    ('a,b\r\nu"v",1\r\nx,"1\r\n', 3, "has a quote that nothing closes"),
+    ('a,b\n"1"2,3\n', 2, "text behind its closing"),
+    ('a,b\n"x"y,3\n', 2, "text behind its closing"),
+    ('a,b\n"x" ,3\n', 2, "text behind its closing"),
+    ('a,b\n"x"y"z",3\n', 2, "text behind its closing"),
+    ('a,b\n""x,3\n', 2, "text behind its closing"),
+    ('\ufeff"a"x,b\n1,3\n', 1, "text behind its closing"),
+    # The value begins in line 3, and the quote that is meant to open another one closes it.
+    ('a,b\né,1\nx,"1\ny,"2"\n', 3, "text behind its closing quote, in line 4"),
+    ("a,b,a\n1,2,3\n", 1, "has the name 'a' 2 times"),
+    ('\n\n"a",b,a\n1,2,3\n', 3, "has the name 'a' 2 times"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "why"), TORN)
+@pytest.mark.parametrize("part_bytes", [3, 7, 1 << 20])
+def test_a_torn_quote_of_csv_is_refused_with_its_line(
+    folder, tmp_path, monkeypatch, text, line, why, part_bytes
+) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/x.csv cannot be read.*: line {line} .*{why}"):
+        csv_rows(folder, tmp_path, text, "a STRING")
+    put(folder, "x.csv.gz", gzip.compress(text.encode()))
+    with pytest.raises(BadLine, match=rf"line {line} .*{why}"):
+        list(CsvFiles().batches(str(folder / "x.csv.gz"), pa.schema([("a", pa.string())])))
+
+
+@pytest.mark.parametrize("part_bytes", [3, 4, 5, 7, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_quotes_of_csv_over_borders_of_parts(folder, tmp_path, monkeypatch, part_bytes, end, mark) -> None:
+    monkeypatch.setattr(csv_quotes, "_PART_BYTES", part_bytes)
+    lines = ['"a";b', '"é;\r\n""x""";a"b', '"";""""', '"""";"\n"', ';"b"']
+    wanted = [('é;\r\n"x"', 'a"b'), ("", '"'), ('"', "\n"), ("", "b")]
+    data = mark + end.join(lines)
+    assert csv_rows(folder, tmp_path, data, "a STRING, b STRING", CsvFiles(delimiter=";")) == wanted
+    # Lines are counted with those within values: 1 for the names, 2 for the first record, which has 2.
+    ends = end.count("\n") or 1
+    starts = [1, 1 + ends, 2 + 2 * ends, 2 + 3 * ends, 3 + 4 * ends]
+    path = str(folder / "x.csv")
+    assert [csv_quotes.line_of(path, ";", record) for record in range(5)] == starts
+
+
+def test_an_open_quote_in_a_large_csv_is_refused_and_a_bad_number_has_its_line(folder, tmp_path) -> None:
+    rows = "".join(f'"{n}","some ""text"""\n' for n in range(200_000))
+    with pytest.raises(RuntimeError, match=r"line 200002 has a quote that nothing closes"):
+        csv_rows(folder, tmp_path, f'n,name\n{rows}1,"x\n2,y\n' + "3,z\n" * 200_000, SCHEMA)
+    # Two that are stray are a value, as CSV has it.
+    assert csv_rows(folder, tmp_path / "2", 'n,name\n1,"x\n2,y\n3,z"\n', SCHEMA) == [(1, "x\n2,y\n3,z")]
+    with pytest.raises(RuntimeError, match=r"line 200002 cannot be read: the field 'n' has 0x80"):
+        csv_rows(folder, tmp_path / "3", f"n,name\n{rows}0x80,x\n", SCHEMA)
+
+
+def test_names_of_csv_that_no_field_has_may_come_twice(folder, tmp_path) -> None:
+    assert csv_rows(folder, tmp_path, "a,x,x,,\n1,2,3,,\n", "a LONG") == [(1,)]
+
+
 @pytest.mark.parametrize("size", [3_000_000, 20_000_000])
 def test_a_long_row_of_csv_is_read_once_and_in_its_place(folder, tmp_path, size) -> None:
     short = "".join(f"{n},a\n" for n in range(300_000))
@@ -244,6 +314,113 @@ def test_a_file_that_cannot_be_read_says_so(folder, tmp_path, form, text) -> Non
         put(folder, "x", text)
     reader = reader_of(FileSource(str(folder), form, SCHEMA), tmp_path)
     with pytest.raises(RuntimeError, match=rf"\(\) of source 'in'.*the file {folder}/x cannot be read"):
+        step(reader, reader.initialOffset())
+
+
+def cut_gzip():
+    """Half of a file that holds no line twice, so that the half has lines, too."""
+    whole = gzip.compress("\n".join(f'{{"n": {n * 7919 % 10_007}}}' for n in range(9_000)).encode())
+    return whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form", "said"),
+    [
+        ("x.gz", cut_gzip(), JsonLines(), "Truncated compressed stream"),
+        ("x.gz", cut_gzip(), TextLines(), "Truncated compressed stream"),
+        ("x.bz2", bz2.compress(b"1\n" * 9_000)[:-9], TextLines(), "Truncated compressed stream"),
+        ("x.gz", b"no gzip at all", TextLines(), "zlib inflate failed"),
+    ],
+)
+def test_a_file_that_is_cut_off_ends_the_job_and_is_named(
+    folder, tmp_path, name, content, form, said
+) -> None:
+    """It was taken for an outage, which is waited for without an end."""
+    put(folder, name, content)
+    schema = "value STRING" if isinstance(form, TextLines) else "n LONG"
+    reader = reader_of(FileSource(str(folder), form, schema), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/{name} cannot be read: {said}") as caught:
+        step(reader, reader.initialOffset())
+    error = classify(caught.value)
+    assert isinstance(error, RepeatableUserError) and "It is cut off or damaged: restore it" in str(error)
+
+
+def damaged_parquet(path) -> None:
+    """The footer is whole, so the file is found; its one page, behind the header, is not."""
+    pq.write_table(pa.table({"n": [*range(9_000)]}), path, use_dictionary=False, compression="snappy")
+    content = bytearray(path.read_bytes())
+    content[200:4_000] = b"\xff" * 3_800
+    path.write_bytes(content)
+
+
+def test_a_page_of_parquet_that_is_damaged_ends_the_job_and_its_file_is_named(folder, tmp_path) -> None:
+    damaged_parquet(folder / "x.parquet")
+    reader = reader_of(FileSource(str(folder), ParquetFiles(), "n LONG"), tmp_path)
+    with pytest.raises(
+        RuntimeError, match=rf"the file {folder}/x.parquet cannot be read: .*snappy"
+    ) as caught:
+        step(reader, reader.initialOffset())
+    assert isinstance(classify(caught.value), RepeatableUserError)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (OSError(errno.EIO, "Input/output error"), OSError, "[Errno 5] Input/output error: '/in/a'"),
+        (OSError(errno.ESTALE, "gone", "/in/b"), OSError, "[Errno 116] gone: '/in/b'"),
+        (PermissionError(errno.EACCES, "no"), PermissionError, "[Errno 13] no: '/in/a'"),
+        (TimeoutError("asleep"), TimeoutError, "asleep"),
+        (EOFError("ended"), ValueError, "the file /in/a cannot be read as the schema says: ended"),
+        (InputLostError("the file is gone"), InputLostError, "the file is gone."),
+    ],
+)
+def test_what_cannot_be_read_now_is_named_and_stays_what_it_is(raised, kind, message) -> None:
+    with pytest.raises(kind) as caught, naming("/in/a"):
+        raise raised
+    assert type(caught.value) is kind and str(caught.value) == message
+
+
+@pytest.mark.parametrize("change", ["appended", "replaced", "touched"])
+def test_a_file_that_changes_behind_its_reading_is_lost_input(folder, tmp_path, change) -> None:
+    """What was added was never read, without a word."""
+    put(folder, "deep/a.txt", "1\n")
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, rows = step(reader, reader.initialOffset())
+    assert first_column(rows) == ["1"]
+    if change == "appended":
+        put(folder, "deep/a.txt", "1\n2\n")
+    elif change == "replaced":
+        os.replace(put(folder, "deep/_b", "3\n", at=1), folder / "deep/a.txt")
+    else:
+        put(folder, "deep/a.txt", "1\n", at=1)
+    # The same process, and one that has the list out of the job directory.
+    for other in (reader, reader_of(source, tmp_path)):
+        time.sleep(0.002)
+        with pytest.raises(InputLostError, match=rf"the file {folder}/deep/a.txt has changed") as caught:
+            other.latestOffset(position, None)
+        assert "delete it if it has been read" in str(caught.value)
+    put(folder, "deep/a.txt", "1\n")
+    put(folder, "b.txt", "4\n")
+    assert first_column(step(reader_of(source, tmp_path), position)[1]) == ["4"]
+
+
+def test_a_file_may_be_deleted_behind_its_reading(folder, tmp_path) -> None:
+    path = put(folder, "a", "1\n")
+    source = texts(folder, discovery=Discovery.CONTINUOUS)
+    reader = reader_of(source, tmp_path)
+    position, _ = step(reader, reader.initialOffset())
+    path.unlink()
+    put(folder, "b", "2\n")
+    time.sleep(0.002)
+    assert first_column(step(reader, position)[1]) == ["2"]
+
+
+def test_a_line_that_is_no_utf8_is_refused_with_its_number(folder, tmp_path) -> None:
+    """It was read with other letters: a\\ufffdb."""
+    put(folder, "x", b"a\n" * 10_000 + b"a\xffb\r\nc")
+    reader = reader_of(texts(folder), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {folder}/x .*: line 10001 is no UTF-8: invalid start"):
         step(reader, reader.initialOffset())
 
 
@@ -307,7 +484,7 @@ def test_a_folder_that_is_moved_away_behind_the_start_is_no_empty_one(folder, tm
     reader = reader_of(texts(folder, discovery=discovery), tmp_path)
     start = reader.initialOffset()
     folder.rename(tmp_path / "away")
-    with pytest.raises(SourceUnavailable, match=r"of source 'in' failed.*FileNotFoundError"):
+    with pytest.raises(SourceUnavailable, match=r"of source 'in' cannot be listed.*FileNotFoundError"):
         reader.latestOffset(start, None)
     # Nothing was decided: the next start of the query finds what is there.
     (tmp_path / "away").rename(folder)
@@ -345,7 +522,7 @@ def test_a_folder_within_that_goes_while_it_is_listed_holds_nothing(folder, tmp_
         return listing(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    assert list(_paths(folder, "*")) == [folder / "a"]
+    assert [entry.path for entry in _entries(folder, "*")] == [f"{folder}/a"]
 
 
 def test_links_to_folders_are_not_followed_and_those_to_files_are(folder, tmp_path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import select
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -149,10 +151,19 @@ def test_an_owner_that_ends_well_frees_the_lock_of_a_child_that_was_forked_in_c(
         os.waitpid(child, 0)
 
 
+def test_a_lock_that_a_child_of_a_dead_owner_holds_is_not_said_to_be_an_owners(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    with open(tmp_path / "owner.lock", "a+") as child:
+        fcntl.flock(child, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        child.write(f"process {ended.pid} on {socket.gethostname()}")
+        child.flush()
+        with pytest.raises(OwnedElsewhereError, match=f"process {ended.pid} on .*, which has ended.*fuser"):
+            JobLock(tmp_path / "owner.lock").acquire()
+
+
 def test_a_lock_of_an_older_version_is_honoured_and_honours_ours(tmp_path: Path) -> None:
     """It is flock on the same file: what releases before this one take."""
-    import fcntl
-
     lock = JobLock(tmp_path / "owner.lock")
     with open(tmp_path / "owner.lock", "a+") as older:
         fcntl.flock(older, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 import datetime as dt
+import json
 import math
+import pickle
 import sqlite3
+from dataclasses import replace
 from decimal import Decimal
 
 import psycopg
@@ -14,13 +17,15 @@ import pymysql
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.errors import ConfigError
+from flinkish_spark.errors import BadRecordError, ConfigError
+from flinkish_spark.runtime.failures import classify
 from flinkish_spark.sinks.jdbc.control import ControlTable
 from flinkish_spark.sinks.jdbc.dialect import ColumnInfo, Login, Session, Target, Trouble, WriteMode
 from flinkish_spark.sinks.jdbc.drivers import DriverMissing
 from flinkish_spark.sinks.jdbc.mysql import MySql
 from flinkish_spark.sinks.jdbc.names import TableName
 from flinkish_spark.sinks.jdbc.postgres import Postgres
+from flinkish_spark.sinks.jdbc.refused import RecordCheck
 from flinkish_spark.sinks.jdbc.secrets import PlainSecret
 from flinkish_spark.sinks.jdbc.sink import JdbcSink
 from flinkish_spark.sinks.jdbc.sqlite import Sqlite
@@ -215,6 +220,18 @@ def test_types_are_taken_apart(text, expected) -> None:
         (T.FloatType(), "float", False),
         (T.DoubleType(), "double", True),
         (T.StringType(), "varchar(10)", True),
+        (T.StringType(), "enum('a','b')", True),
+        (T.StringType(), "json", True),
+        (T.StringType(), "int(11) unsigned", False),
+        (T.StringType(), "tinyint(1)", False),
+        (T.StringType(), "decimal(10,2)", False),
+        (T.StringType(), "double", False),
+        (T.StringType(), "date", False),
+        (T.StringType(), "datetime(6)", False),
+        (T.StringType(), "timestamp", False),
+        (T.StringType(), "time", False),
+        (T.StringType(), "year(4)", False),
+        (T.StringType(), "bit(1)", False),
         (T.BinaryType(), "varbinary(10)", True),
         (T.BinaryType(), "text", False),
         (T.ArrayType(T.LongType()), "json", True),
@@ -224,6 +241,37 @@ def test_types_are_taken_apart(text, expected) -> None:
 )
 def test_what_fits_in_mysql(type_, column, fits) -> None:
     assert (MySql().why_unfit(type_, ColumnInfo("c", column, False)) == "") is fits
+
+
+@pytest.mark.parametrize(
+    ("column", "fits"),
+    [
+        ("text", True),
+        ("character varying(5)", True),
+        ("jsonb", True),
+        ("uuid", True),
+        ("inet", True),
+        ("boolean", True),
+        ("integer", True),
+        ("numeric", True),
+        ("mood", True),
+        ("numeric(10,2)", False),
+        ("numeric(10,2)[]", False),
+        ("real", False),
+        ("double precision", False),
+        ("money", False),
+        ("date", False),
+        ("time(0) without time zone", False),
+        ("timestamp(0) without time zone", False),
+        ("timestamp with time zone", False),
+        ("interval day to second(3)", False),
+        ("name", False),
+        ('"char"', False),
+    ],
+)
+def test_which_columns_of_postgresql_take_text(column, fits) -> None:
+    """'12.345' would be 12.35, and a time would lose its digits; what is no integer is refused by itself."""
+    assert (Postgres().why_unfit(T.StringType(), ColumnInfo("c", column, False)) == "") is fits
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -279,6 +327,125 @@ def test_json_keeps_what_it_can_and_writes_the_rest_as_text() -> None:
     value = {"d": Decimal("1.50"), "m": [(1, b"\xff")]}
     assert json_value(value, struct) == {"d": "1.50", "m": [[1, "/w=="]]}
     assert json_value([dt.date(1, 2, 3), None], pa.list_(pa.date32())) == ["0001-02-03", None]
+
+
+# -- records that no commit could write -----------------------------------------------------------
+
+NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"a\xff")]
+)
+LATE = pa.array([0, 2**60], pa.int64()).cast(pa.timestamp("us", "UTC"))
+PAIRS = pa.map_(pa.string(), pa.string())
+
+
+def check_of(dialect: str, columns=(), delete_when="") -> RecordCheck:
+    """As a task has it."""
+    made = RecordCheck("out", DIALECTS[dialect], target(columns=("k", "v"), key=("k",)), delete_when, columns)
+    return pickle.loads(pickle.dumps(made))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "second", "why"),
+    [
+        ("sqlite", pa.array([1.5, math.nan]), "v: SQLite would store NaN as NULL"),
+        ("mysql", pa.array([1.5, math.nan]), "v: MySQL has no NaN and no infinity"),
+        ("mysql", pa.array([None, -math.inf]), "v: MySQL has no NaN and no infinity"),
+        ("postgresql", pa.array([None, "a\0"]), "v: postgresql has no text with a zero byte"),
+        ("postgresql", pa.array([["\0"], [None, "\0"]]).slice(1), "v: postgresql has no text with a zero"),
+        ("postgresql", pa.array([None, [("\0", "a")]], PAIRS), "v: postgresql has no text with a zero byte"),
+        ("sqlite", NO_TEXT, "v: the value cannot be read: 'utf-8' codec can't decode byte 0xff"),
+        ("sqlite", LATE, "v: the value 1152921504606846976 is out of range"),
+        ("sqlite", pa.StructArray.from_arrays([LATE], ["at"]), "v: the value cannot be read"),
+        ("sqlite", pa.array([0, 2932897], pa.int32()).cast(pa.date32()), "v: the value cannot be read"),
+    ],
+)
+def test_what_no_commit_could_write_is_named_before_the_decision(dialect, second, why) -> None:
+    count = len(second)
+    batch = pa.record_batch([pa.array(range(count)), second], names=["k", "v"])
+    with pytest.raises(BadRecordError) as caught:
+        check_of(dialect)(batch)
+    said = str(caught.value)
+    assert "[FLINKISH_BAD_RECORD] the sink 'out' refuses it: " + why in said
+    assert f'{{"k": {count - 1}}}' in said
+
+
+def test_what_python_cannot_read_can_be_left_out_at_the_commit() -> None:
+    """Other policies than FAIL come by it there; the dead letter says what it was."""
+    for column, first in ((NO_TEXT, "a"), (pa.StructArray.from_arrays([NO_TEXT], ["of"]), {"of": "a"})):
+        found = python_values(column)
+        assert found[0] == first and isinstance(found[1], Unfit)
+        said = json.loads(record_json(pa.record_batch([column], names=["v"]), 1))
+        assert said["v"].startswith("the value cannot be read: 'utf-8' codec")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "second", "type_"),
+    [
+        ("postgresql", [math.nan, math.inf, None], "double precision"),
+        ("sqlite", [math.inf, -math.inf, None], ""),
+        ("sqlite", ["a\0", None], ""),
+        ("mysql", ["a\0", None], ""),
+        ("mysql", [[math.nan], None], "json"),
+        ("postgresql", [["\0"], None], "json"),
+        ("postgresql", [["\\u0000"], None], "jsonb"),
+        ("sqlite", [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)], ""),
+        ("sqlite", [dt.date(1, 1, 1), dt.date(9999, 12, 31)], ""),
+        ("sqlite", [None, None], ""),
+        ("sqlite", [], ""),
+    ],
+)
+def test_what_a_commit_can_write_is_let_through(dialect, second, type_) -> None:
+    batch = pa.record_batch({"k": pa.array(range(len(second)), pa.int64()), "v": pa.array(second)})
+    check_of(dialect, (ColumnInfo("v", type_, False),))(batch)
+
+
+def test_a_key_without_a_value_is_named_before_the_decision() -> None:
+    batch = pa.record_batch({"k": ["a", "b", None, None], "v": [1, 2, 3, 4]})
+    with pytest.raises(BadRecordError, match=r'the key column k is null, .*: \{"k": null\}'):
+        check_of("sqlite")(batch)
+    insert = replace(check_of("sqlite"), target=target(WriteMode.INSERT, ("k", "v"), ("k",)))
+    insert(batch)
+
+
+def test_a_null_for_a_column_that_is_not_null() -> None:
+    columns = (ColumnInfo("v", "bigint", True, True),)
+    good = pa.record_batch({"k": [1, 2], "v": [1, 2], "gone": [False, None]})
+    bad = pa.record_batch({"k": [1, 2], "v": [1, None], "gone": [False, None]})
+    check_of("mysql", columns)(good)
+    check_of("mysql")(bad)
+    with pytest.raises(BadRecordError, match=r'column v of s.t is NOT NULL, and .* is null: \{"k": 2\}'):
+        check_of("mysql", columns, "gone")(bad)
+
+
+def test_a_record_that_deletes_needs_its_key_only() -> None:
+    columns = (ColumnInfo("v", "real", True, True),)
+    batch = pa.record_batch({"k": ["a", "b", "c"], "v": [None, math.nan, 1.5], "gone": [True, True, False]})
+    check_of("sqlite", columns, "gone")(batch)
+    batch = pa.record_batch({"k": ["a", "b\0"], "v": [None, None], "gone": [True, True]})
+    with pytest.raises(BadRecordError, match="k: postgresql has no text with a zero byte"):
+        check_of("postgresql", columns, "gone")(batch)
+
+
+def test_a_record_brings_no_marker_into_the_message() -> None:
+    batch = pa.record_batch({"k": ["[FLINKISH_USER_FUNCTION] {}"], "v": [math.nan]})
+    with pytest.raises(BadRecordError) as caught:
+        check_of("sqlite")(batch)
+    told = classify(RuntimeError(f"{caught.value}"))
+    assert isinstance(told, BadRecordError) and "USER_FUNCTION] {}" in str(told)
+    assert "correct the producer" in str(told)
+
+
+def test_which_columns_of_sqlite_refuse_a_null() -> None:
+    session = Session(sqlite3.connect(":memory:", isolation_level=None))
+    session.run(
+        "CREATE TABLE t (k INTEGER NOT NULL PRIMARY KEY, a TEXT NOT NULL, b INT NOT NULL DEFAULT 1, c)"
+    )
+    session.run("CREATE TABLE u (a TEXT NOT NULL ON CONFLICT IGNORE)")
+    found = [(one.name, one.refuses_null) for one in Sqlite().columns_of(session, TableName(("t",)))]
+    assert found == [("k", False), ("a", True), ("b", True), ("c", False)]
+    assert [one.refuses_null for one in Sqlite().columns_of(session, TableName(("u",)))] == [False]
+    session.run("CREATE TRIGGER no BEFORE INSERT ON t WHEN NEW.a IS NULL BEGIN SELECT RAISE(IGNORE); END")
+    assert not any(one.refuses_null for one in Sqlite().columns_of(session, TableName(("t",))))
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from flinkish_spark.answers import Asked, CheckpointAnswer, PendingAnswer
+from flinkish_spark.config import CheckpointConfig
 from flinkish_spark.errors import (
     BrokerUnavailableError,
     CommittableLostError,
@@ -24,27 +28,57 @@ from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose as P
 from flinkish_spark.protocol.requests import Urgency
 from flinkish_spark.protocol.restart import ExponentialDelay, FixedDelay, NoRestart
 from flinkish_spark.protocol.trigger import Schedule
-from flinkish_spark.runtime.coordinator_parts import StopFailed
-from flinkish_spark.runtime.failures import Outage, QueryFailed
-from flinkish_spark.runtime.inputs import Inputs
+from flinkish_spark.runtime.completion import DecisionRefused, StagedDataDied
+from flinkish_spark.runtime.coordinator_parts import StopFailed, TooManyCheckpointFailures
+from flinkish_spark.runtime.failures import Outage, QueryFailed, RepeatableUserError, classify
+from flinkish_spark.runtime.inputs import Inputs, until_answered
 from flinkish_spark.runtime.job_control import JobControl
+from flinkish_spark.runtime.master_hooks import HookFailed, HookHangs
 from flinkish_spark.runtime.outside import Outside, RewindOrdered
 from flinkish_spark.runtime.outside_requests import OutsideRequest, RequestFiles, RequestKind, StopMode
-from flinkish_spark.runtime.restarting import RestartPolicy
-from flinkish_spark.runtime.settings import Standby
+from flinkish_spark.runtime.restarting import RestartPolicy, kind_of
+from flinkish_spark.runtime.settings import JobSettings, Standby
 from flinkish_spark.runtime.sink_staging import StagingMismatchError
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.runtime.standby import LockWait, wait_for_lock
+from flinkish_spark.runtime.supervisor import Supervisor
+from flinkish_spark.runtime.watchdog import unwatched
+from flinkish_spark.sinks.dead_letters import DeadLettersDiffer
 from flinkish_spark.sinks.delta_staging import RowsDifferError
 from flinkish_spark.sources.splits import SourceUnavailable
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
+from tests.jvm_errors import FULL_DISK, Throwables
+
+
+class DriverError(Exception):
+    """Of a library that knows no OSError."""
+
+
+def by(error: Exception, cause: Exception) -> Exception:
+    """Return an error as if it had been raised from `cause`."""
+    error.__cause__ = cause
+    return error
+
+
+class Unwatched:
+    """Threads that do nothing: the watchdog's."""
+
+    def start(self, name: str, target: Any) -> Any:
+        assert name == "flinkish-watchdog"
+
+
+def refused(number: int) -> Exception:
+    """Return what a store makes of a refusal of its file system."""
+    cause = OSError(number, os.strerror(number))
+    return by(StoreError.of_system(cause, "cannot write 7.json", what_to_do="look at the disk"), cause)
 
 
 class Coordinator:
@@ -216,8 +250,18 @@ def test_progress_lets_a_failure_come_back() -> None:
         BrokerUnavailableError("no broker answers"),
         StoreError("the disk is away"),
         SourceUnavailable("the source cannot be asked now"),
-        CommittableLostError("vacuumed"),
+        by(HookFailed("the catalog"), ConnectionRefusedError(111, "Connection refused")),
+        by(HookFailed("the catalog"), OSError("the catalog is away")),
+        by(HookFailed("the catalog"), TimeoutError("no answer")),
+        by(HookFailed("the catalog"), DriverError("could not connect to server")),
+        HookHangs("a master hook has not returned"),
+        refused(errno.ENOSPC),
+        refused(errno.ESTALE),
+        refused(errno.EIO),
+        by(TooManyCheckpointFailures("too many"), TimeoutError("not decided within its timeout")),
+        by(TooManyCheckpointFailures("too many"), by(DecisionRefused("not decided"), refused(errno.EDQUOT))),
     ],
+    ids=repr,
 )
 def test_an_outage_of_an_hour_ends_no_job(error: FlinkishError) -> None:
     """Every 30 s, for an hour, at one micro-batch; only the strategy could end it."""
@@ -234,13 +278,50 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
         policy.delay_ms_after(failed(), 0, BatchId(7))
 
 
-@pytest.mark.parametrize("error", [StagingMismatchError("other rows"), RowsDifferError("other counts")])
-def test_a_function_that_is_not_deterministic_is_not_run_for_ever(error: FlinkishError) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        StagingMismatchError("other rows"),
+        RowsDifferError("other counts"),
+        DeadLettersDiffer("other dead letters"),
+        CommittableLostError("vacuumed"),
+        StagedDataDied("it timed out"),
+        by(HookFailed("the catalog"), ValueError("no such version")),
+        by(HookFailed("the catalog"), PermissionError("of another user")),
+        refused(errno.EACCES),
+        refused(errno.EROFS),
+        refused(errno.ENOTDIR),
+        refused(errno.EISDIR),
+        TooManyCheckpointFailures("barriers do not add up"),
+        by(TooManyCheckpointFailures("too many"), by(DecisionRefused("not decided"), refused(errno.EROFS))),
+        by(TooManyCheckpointFailures("too many"), by(HookFailed("the catalog"), KeyError("version"))),
+    ],
+    ids=repr,
+)
+def test_what_is_no_outage_is_not_run_for_ever(error: FlinkishError) -> None:
     policy = RestartPolicy(ExponentialDelay(), lambda: 0.5)
     for _ in range(2):
         policy.delay_ms_after(error, 0, BatchId(7))
-    with pytest.raises(NoProgressError, match="other"):
+    with pytest.raises(NoProgressError, match="it failed 3 times at micro-batch 7"):
         policy.delay_ms_after(error, 0, BatchId(7))
+
+
+def test_a_failure_with_another_text_each_time_ends_the_job_with_the_first() -> None:
+    policy = RestartPolicy(ExponentialDelay(), lambda: 0.5)
+    # As `classify` makes them: the folder is one of tempfile's.
+    texts = [f"FileNotFoundError: no /tmp/tmp{name}_x/part" for name in ("kq", "rw", "ze", *"abcdef")]
+    failures = [failed(text, cause=text, kind="FileNotFoundError") for text in texts]
+    for error in failures[:8]:
+        policy.delay_ms_after(error, 0, BatchId(7))
+    with pytest.raises(NoProgressError, match=r"tmpkq_x/part.*it failed 9 times at micro-batch 7") as caught:
+        policy.delay_ms_after(failures[8], 0, BatchId(7))
+    assert caught.value.__cause__ is failures[0]
+    # The class says what kind it is where nothing else does.
+    assert (kind_of(failures[0]), kind_of(StagedDataDied("9"))) == ("FileNotFoundError", "StagedDataDied")
+    try:
+        raise ValueError("/tmp/tmpk3j_x9ab/x")
+    except ValueError as error:
+        assert kind_of(classify(error)) == "ValueError"
 
 
 def test_a_job_that_was_told_to_stop_is_started_once_more_and_not_for_ever() -> None:
@@ -356,3 +437,57 @@ def test_a_position_whose_input_is_gone_says_so_before_anything_is_touched(tmp_p
     # Not to be known now: the recovery waits and asks again.
     with pytest.raises(QueryFailed):
         inputs(QueryFailed("no broker")).why_lost(position)
+
+
+def test_a_source_that_refuses_at_once_is_asked_ever_more_slowly_and_a_stop_does_not_wait() -> None:
+    clock, at_ms = ManualClock(), list[int]()
+
+    def ask() -> bool:
+        at_ms.append(clock.now_ms)
+        return len(at_ms) == 10
+
+    assert until_answered(ask, lambda: False, clock)
+    # 50 ms, then twice as long each time, and never more than 5 s.
+    assert at_ms == [0, 50, 150, 350, 750, 1_550, 3_150, 6_350, 11_350, 16_350]
+    clock, at_ms = ManualClock(), []
+    assert not until_answered(ask, lambda: clock.now_ms >= 2_000, clock)
+    assert clock.now_ms == 2_000
+
+
+@pytest.mark.parametrize("error", [RepeatableUserError("fingerprint() failed"), refused(errno.EACCES)])
+def test_what_is_no_outage_of_a_source_is_not_waited_for(tmp_path: Path, error: Exception) -> None:
+    def check_identity(job_dir: object, uid: str) -> None:
+        raise error
+
+    node: Any = SimpleNamespace(uid="in", source=SimpleNamespace(check_identity=check_identity))
+    with pytest.raises(type(error)):
+        Inputs([node], JobDir(LocalStore(tmp_path)), None).check_identity()  # type: ignore[arg-type]
+
+
+def test_what_the_jvm_raises_before_the_query_reaches_nobody_raw(tmp_path: Path) -> None:
+    def check() -> None:
+        raise Throwables(FULL_DISK).raised()
+
+    engine: Any = SimpleNamespace(uids=("in",), why_no_savepoint_at=None, check=check)
+    job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None)
+    settings = JobSettings("orders", tmp_path, CheckpointConfig(), NoRestart(), 0, 1, **job)
+    supervisor = Supervisor(engine, settings, JobDir(LocalStore(tmp_path)))
+    with pytest.raises(Outage, match=r"^IOException: No space left on device") as caught:
+        supervisor.run()
+    assert isinstance(caught.value.__cause__, Py4JJavaError)
+    assert supervisor.states.status is JobStatus.FAILED
+
+
+def test_a_look_at_the_input_behind_a_failure_raises_only_what_is_final(caplog) -> None:
+    def look(error: Exception) -> None:
+        def check() -> bool:
+            raise error
+
+        supervisor: Any = SimpleNamespace(_waiting=unwatched)
+        Supervisor._raise_if_lost(supervisor, SimpleNamespace(check=check))  # type: ignore[arg-type]
+
+    for passing in (ConnectionRefusedError("no catalog"), KeyError("x"), RepeatableUserError("wrong")):
+        look(passing)
+    assert [line.split(":")[0] for line in caplog.messages] == ["the input cannot be checked now"] * 3
+    with pytest.raises(InputLostError):
+        look(InputLostError("offsets 3 to 8 are gone"))

@@ -8,9 +8,11 @@ import ssl
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flinkish_spark import FileSink, Json, KafkaManifest, KafkaSink, KafkaSource
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.kafka import KafkaConnection
 from flinkish_spark.testing import LocalCertificates, make_certificates
@@ -69,6 +71,22 @@ def test_secrets_are_not_printed(text: object) -> None:
     assert "s3cr" not in printed
     assert "hush" not in printed
     assert "SCRAM-SHA-512" in printed
+
+
+def test_sinks_sources_and_manifests_print_no_secret_and_refuse_what_is_no_setting(tmp_path: Path) -> None:
+    """A message about a wrong argument shows what was given, and that may be a sink."""
+    options = {"sasl.password": "hunter2", "ssl.key.password": "hunter2"}
+    sink = KafkaSink("broker:9092", "out", options=options, producer={"linger.ms": "7"})
+    source = KafkaSource("broker:9092", topics=["in"], value=Json("a INT"), options=options)
+    for one in (sink, source, KafkaManifest("broker:9092", "checkpoints", options=options)):
+        assert "hunter2" not in repr(one)
+    with pytest.raises(ConfigError) as caught:
+        FileSink(str(tmp_path), bucket_by=sink)  # type: ignore[arg-type]
+    assert "hunter2" not in str(caught.value)
+    wrong: tuple[dict[str, Any], ...] = ({"options": "text"}, {"producer": "text"}, {"on_bad_record": sink})
+    for one in wrong:
+        with pytest.raises(ConfigError, match=next(iter(one))):
+            KafkaSink("broker:9092", "out", **one)
 
 
 def test_secrets_are_hidden_in_what_python_gets() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from flinkish_spark.errors import UserFunctionError
@@ -38,6 +40,19 @@ class Broken(QuietListener):
 
     def on_checkpoint_aborted(self, checkpoint, newest) -> None:
         raise RuntimeError("a bug of the listener's")
+
+
+def test_a_listener_that_does_not_return_is_named() -> None:
+    named: list[str] = []
+
+    def waiting(what: str):
+        named.append(what)
+        return nullcontext()
+
+    states = JobStates([], [Heard(), Broken()], waiting)
+    states.completed(CheckpointId(2))
+    states.on(JobEvent.SUSPEND)
+    assert named == ["the listener Heard to return", "the listener Broken to return"] * 2
 
 
 def test_everybody_hears_of_each_checkpoint_once_with_the_latest_complete_one() -> None:

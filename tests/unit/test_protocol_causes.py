@@ -183,6 +183,22 @@ def test_a_failure_is_known_again_whatever_its_numbers() -> None:
     assert Chain.of(first).identity == Chain.of(again).identity != Chain.of(other).identity
 
 
+def test_the_exceptions_of_a_group_are_read_one_by_one() -> None:
+    text = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "job.py", line 9, in main\n  |     gather()\n  | ExceptionGroup: g (2 sub-exceptions)\n'
+        "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n"
+        '    |   File "job.py", line 4, in f\n    |     rates[key]\n    | KeyError: \'XK\'\n'
+        "    +---------------- 2 ----------------\n    | OSError: gone\n    +----------------\n"
+    )
+    chain = Chain.of(text)
+    assert [str(cause) for cause in chain.causes] == [
+        "ExceptionGroup: g (2 sub-exceptions)",
+        "KeyError: 'XK' OSError: gone",
+    ]
+    assert chain.root.frames == ("job.py:4 in f",)
+
+
 def test_a_trace_has_no_end_of_its_own() -> None:
     text = "".join(f"Caused by: a.E{n}: words {n}\n\tat x.y(Z.java:1)\n" for n in range(90))
     assert len(Chain.of(text).trace.splitlines()) == 12

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
+import socket
+import ssl
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +25,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.scans import lowest
-from flinkish_spark.runtime.failures import RepeatableUserError, classify
+from flinkish_spark.runtime.failures import Outage, QueryFailed, RepeatableUserError, classify
 from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.sources.base import SourceStart
 from flinkish_spark.sources.collection import CollectionSource
@@ -443,6 +446,45 @@ def test_an_error_of_the_source_names_method_and_source(tmp_path) -> None:
         list(reader.read(piece))
 
 
+@pytest.mark.parametrize(
+    ("raised", "is_counted"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/in/a"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), True),
+        (IsADirectoryError(errno.EISDIR, "Is a directory"), True),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), True),
+        (OSError(errno.EINVAL, "Invalid argument"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False),
+        (ConnectionRefusedError("not today"), False),
+        (TimeoutError("timed out"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.ESTALE, "Stale file handle"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (OSError("away"), False),
+        # Their numbers are their own: 1 and 2 are EPERM and ENOENT of the system.
+        (ssl.SSLError(1, "record layer failure"), False),
+        (socket.herror(2, "Host name lookup failure"), False),
+    ],
+)
+def test_what_a_source_is_refused_is_counted_and_an_outage_is_waited_for(
+    tmp_path, raised, is_counted
+) -> None:
+    class Refused(Counters):
+        def read(self, split, start, end):
+            raise raised
+            yield ()
+
+    reader = reader_of(Refused({"a": 1}), tmp_path)
+    (piece,) = reader.partitions(reader.initialOffset(), SplitPosition("in", {"a": 1}).to_json())
+    with pytest.raises(SourceUnavailable, match=r"read\(\) of source 'in' failed") as caught:
+        list(reader.read(piece))
+    assert caught.value.restartable and caught.value.ends_when_repeated is is_counted
+    # As text, which is how Spark hands it on.
+    kind = type(caught.value)
+    error = classify(RuntimeError(f"failed:\n{kind.__module__}.{kind.__qualname__}: {caught.value}"))
+    assert type(error) is (QueryFailed if is_counted else Outage), repr(error)
+
+
 def test_names_of_splits_that_are_made_while_they_are_gone_through_are_work_of_the_source(tmp_path) -> None:
     class Lazy(Counters):
         def splits(self):
@@ -548,6 +590,33 @@ def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
     with pytest.raises(RepeatableUserError, match="the source 'in' failed when it was told") as caught:
         Wrong({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
     assert "nothing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(ConnectionRefusedError(111, "Connection refused"), True), (FileNotFoundError("no such table"), False)],
+)
+def test_a_source_that_cannot_say_what_it_reads_is_no_dead_jvm(tmp_path, error, waits) -> None:
+    class Away(Counters):
+        def fingerprint(self):
+            raise error
+
+    job_dir = JobDir(LocalStore(tmp_path))
+    with pytest.raises(SourceUnavailable, match="the source 'in' cannot say which input it reads") as caught:
+        Away({}).bound("in").check_input(job_dir, "in", None)
+    assert caught.value.restartable and caught.value.ends_when_repeated is not waits
+    assert classify(caught.value) is caught.value
+
+
+def test_an_error_in_a_fingerprint_is_one_of_the_source_s_code(tmp_path) -> None:
+    class Wrong(Counters):
+        def fingerprint(self):
+            raise KeyError("nothing")
+
+    with pytest.raises(RepeatableUserError, match="'in' failed when it was asked which input") as caught:
+        Wrong({}).bound("in").check_input(JobDir(LocalStore(tmp_path)), "in", None)
+    assert "KeyError: 'nothing'. To do: correct fingerprint()" in str(caught.value)
+    assert caught.value.uid == "in"
 
 
 def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flinkish_spark.errors import AnotherTimelineError, BrokerUnavailableError
+from flinkish_spark.errors import AnotherTimelineError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka.marks import KafkaMarks
 from flinkish_spark.manifests.base import NO_MANIFEST
@@ -19,12 +20,17 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage,
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.runtime.confirmation import Interrupted
+from flinkish_spark.runtime.failures import QueryFailed
 from flinkish_spark.runtime.ownership import Ownership, take_over
+from flinkish_spark.runtime.threads import SystemThreads
 from flinkish_spark.runtime.timelines import settle_timeline
 from flinkish_spark.sinks.files.marks import FileMarks
 from flinkish_spark.sinks.files.names import SinkFiles
+from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
+from tests.jvm_errors import Throwables
 
 JOB = JobUuid("1" * 32)
 A, B, C = "a" * 16, "b" * 16, "c" * 16
@@ -35,25 +41,38 @@ class Sink:
 
     def __init__(self, *marks: Mark) -> None:
         self.marks, self.silent = marks, 0
+        self.error: Exception = BrokerUnavailableError("nobody answers")
 
     def newest_marks(self) -> Sequence[Mark]:
         if self.silent:
             self.silent -= 1
-            raise BrokerUnavailableError("nobody answers")
+            raise self.error
         return self.marks
 
 
-def settle(ownership: Ownership, sink: Sink | None = None, source: Sink | None = None, stops: bool = False):
+def settle(
+    ownership: Ownership,
+    sink: Sink | None = None,
+    source: Sink | None = None,
+    stops: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
+    clock: ManualClock | None = None,
+):
     found = [] if source is None else [SimpleNamespace(uid="in", source=source)]
     if source is not None:
         source.newest_marks = lambda job, read=source.newest_marks: read()  # type: ignore[method-assign]
     committers = {} if sink is None else {"out": sink}
     owned = SimpleNamespace(job=JOB, ownership=ownership, committers=committers, manifest=NO_MANIFEST)
-    return settle_timeline(owned, found, ManualClock(), lambda: stops)  # type: ignore[arg-type]
+    return settle_timeline(owned, found, clock or ManualClock(), SystemThreads(), stops, cancelled)  # type: ignore[arg-type]
 
 
 def owner(root: Path, token: str) -> Ownership:
     return take_over(JobDir(LocalStore(root)), ManualClock(), lambda: token)
+
+
+def of_the_jvm(name: str, says: str) -> Exception:
+    """Return what Py4J raises of an exception of Java's inside another."""
+    return Throwables([("org.apache.spark.SparkException", "Job aborted"), (name, says)]).raised()
 
 
 STAGED = StagedBatch(Lineage(0), BatchId(3), OwnerEpoch(1), 2, (), (), ())
@@ -135,8 +154,41 @@ def test_a_system_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     assert settle(owner(tmp_path, A), sink) is False
     assert sink.silent == 0
     sink.silent = 3
-    assert settle(owner(tmp_path, A), sink, stops=True) is False
+    # Nothing is recovered over what nobody has looked at.
+    with pytest.raises(Interrupted):
+        settle(owner(tmp_path, A), sink, stops=lambda: True)
     assert sink.silent == 2
+
+
+def test_an_outage_that_the_jvm_tells_of_is_waited_for_like_any_other(tmp_path: Path) -> None:
+    sink = Sink()
+    sink.silent, sink.error = 5, of_the_jvm("java.net.ConnectException", "Connection refused")
+    assert settle(owner(tmp_path, A), sink) is False and sink.silent == 0
+
+
+def test_what_the_jvm_says_three_times_ends_the_start_with_its_innermost_cause(tmp_path: Path) -> None:
+    sink = Sink()
+    sink.silent, sink.error = 9, of_the_jvm("java.lang.IllegalStateException", "no such protocol")
+    with pytest.raises(QueryFailed, match=r"^IllegalStateException: no such protocol"):
+        settle(owner(tmp_path, A), sink)
+    # 9 - 3 tries.
+    assert sink.silent == 6
+    sink.error = of_the_jvm("java.lang.ClassNotFoundException", "io.delta.Gone")
+    with pytest.raises(EnvironmentFault, match=r"^ClassNotFoundException: io.delta.Gone"):
+        settle(owner(tmp_path, A), sink)
+    assert sink.silent == 5
+
+
+def test_a_question_that_hangs_is_left_alone_by_a_cancel(tmp_path: Path) -> None:
+    sink, answer, asked = Sink(), threading.Event(), []
+    sink.newest_marks = lambda: asked.append(answer.wait(30)) or ()  # type: ignore[method-assign,func-returns-value]
+    looks = iter([False, False, True])
+    try:
+        with pytest.raises(Interrupted, match="asking what sinks and sources hold"):
+            settle(owner(tmp_path, A), sink, cancelled=lambda: next(looks))
+        assert asked == []
+    finally:
+        answer.set()
 
 
 def files_of(root: Path) -> SinkFiles:
@@ -169,9 +221,21 @@ class Group:
     def committed_notes(self, group: str) -> dict[Any, str]:
         return dict(self.notes)
 
-    def commit_offsets(self, group: str, offsets: Any, direction: Any, note: str) -> None:
-        assert group == f"flinkish-{JOB}-out"
+    def commit_offsets(self, group: str, offsets: Any, direction: Any = None, note: str = "") -> None:
+        assert group in (f"flinkish-{JOB}-out", "readers")
         self.notes.update(dict.fromkeys(offsets, note))
+
+
+def test_a_source_of_kafkas_records_leaves_its_mark_alone_and_within_a_hybrid_one() -> None:
+    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="readers").bound("in")
+    group = records.__dict__["_admin"] = Group()
+    past = KafkaRecordsSource("nowhere:1", ["history"], ending=EndAtLatest())
+    live = HybridSource(past, records)
+    for source, splits in ((records, {"orders:0": 7}), (live, {"1:orders:0": 9})):
+        group.notes.clear()
+        source._tell(splits, f"flinkish {JOB} 4 {A}")
+        assert list(source.newest_marks(JOB)) == [Mark(CheckpointId(4), A)]
+    assert list(KafkaRecordsSource("nowhere:1", ["orders"]).bound("in").newest_marks(JOB)) == []
 
 
 def test_a_mark_in_kafka_is_the_note_of_a_group() -> None:

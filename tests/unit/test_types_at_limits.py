@@ -152,15 +152,21 @@ def test_types_that_python_does_not_have_are_refused_where_they_are_declared(kin
 
 #: A type, texts that are no values of it, and what the refusal says.
 BEYOND = {
-    "BYTE": ("128", "-129", "1.5", "1e2"),
-    "INT": ("2147483648", "1.0"),
-    "LONG": ("9223372036854775808", "1e3"),
+    "BYTE": ("128", "-129", "1.5", "1e2", "0x80", "0xFF"),
+    "INT": ("2147483648", "1.0", "0xFFFFFFFF"),
+    "LONG": ("9223372036854775808", "1e3", "0x1F"),
     "FLOAT": ("1e39", "-1e300", "3.5e38"),
     "DOUBLE": ("1e400", "-1e309"),
     "DECIMAL(10,2)": ("12.345", "100000000.00", "1e-9", "1e20"),
     "DECIMAL(38,0)": ("0.5", "1" + "0" * 38),
-    "DATE": ("10000-01-01", "2026-02-30", "2026-01-01T00:00:00Z"),
-    "TIMESTAMP": ("2026-01-01T00:00:00.1234567Z", "10000-01-01T00:00:00Z", "2026-01-01T24:00:00Z"),
+    "DATE": ("10000-01-01", "0000-01-01", "2026-02-30", "2026-01-01T00:00:00Z"),
+    "TIMESTAMP": (
+        "2026-01-01T00:00:00.1234567Z",
+        "2026-01-01T24:00:00Z",
+        "10000-01-01T00:00:00Z",
+        "0000-01-01T00:00:00Z",
+        "9999-12-31T23:59:59-01:00",
+    ),
     "TIMESTAMP_NTZ": ("2026-01-01T00:00:00.1234567", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00+02:00"),
 }
 _BARE = ("BYTE", "INT", "LONG", "FLOAT", "DOUBLE", "DECIMAL(10,2)", "DECIMAL(38,0)")
@@ -193,7 +199,7 @@ def test_numbers_beyond_a_float_are_found_behind_rows_that_say_infinity(tmp_path
     assert found[300_000:300_003] == [math.inf, -math.inf, None]
     assert math.isnan(found[300_003]) and found[300_004] == 0.1
     (tmp_path / "b").mkdir()
-    with pytest.raises(RuntimeError, match=r"1e309 is too large for double"):
+    with pytest.raises(RuntimeError, match=r"line 300007 .*1e309: that is too large for double"):
         _file(tmp_path / "b", "b.csv", words + "1e309,1\n", CsvFiles(), "DOUBLE")
 
 

@@ -341,9 +341,8 @@ def _unavailable(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TargetUnavailable(
-            f"{what} failed", why=str(error), what_to_do="see to the disk; the job asks again"
-        ) from error
+        what_to_do = "see to the disk; the job asks again"
+        raise TargetUnavailable.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
 
 
 @contextmanager

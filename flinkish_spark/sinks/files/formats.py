@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.errors import ConfigError, SchemaError
+from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.runtime.exact_texts import TIME_OPTIONS, unfit_for_json
 from flinkish_spark.runtime.usable_types import parts_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql import types as T
 
 #: Options that would change where files go or how many there are behind the sink's back.
@@ -115,6 +117,31 @@ def line_separator(options: Mapping[str, str]) -> bytes:
     """Return what ends a line."""
     found = {name.lower(): value for name, value in options.items()}
     return found.get("linesep", "\n").encode()
+
+
+def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
+    """Return what must be true of a text that becomes a line, and how errors say it.
+
+    Parameters
+    ----------
+    name
+        Of the column.
+    """
+    from pyspark.sql import functions as F
+
+    found = {option.lower(): value for option, value in options.items()}
+    separator, column = found.get("linesep"), F.col(quoted(name))
+    if separator is None:
+        # Readers that are told nothing take each of these for an end.
+        is_line = ~(column.contains("\n") | column.contains("\r"))
+    else:
+        # The first one behind the text is its end, also if the text ends with a part of one.
+        is_line = F.locate(separator, F.concat(column, F.lit(separator))) == F.length(column) + 1
+        if separator == "\n":
+            # Readers of lines that may end with both would take it for a part of the end.
+            is_line &= ~column.endswith("\r")
+    what = f"the text {name} being one line (else write FileFormat.JSON, or lines with another lineSep)"
+    return what, column.isNull() | is_line
 
 
 def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:

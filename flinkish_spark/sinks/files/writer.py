@@ -25,9 +25,9 @@ from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, Sta
 from flinkish_spark.sinks.delta_staging import CountedRows, RowsDifferError
 from flinkish_spark.sinks.files.buckets import BucketAssigner
 from flinkish_spark.sinks.files.disk import Disk
-from flinkish_spark.sinks.files.formats import FileFormat, exact_options
+from flinkish_spark.sinks.files.formats import FileFormat, exact_options, line_condition
 from flinkish_spark.sinks.files.names import SinkFiles, StagedId, is_hidden, task_file
-from flinkish_spark.sinks.partition_values import refusing
+from flinkish_spark.sinks.partition_values import refusing, refusing_others
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
 
 if TYPE_CHECKING:
@@ -156,6 +156,11 @@ class FileWriter(SinkWriter):
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
         rows = refusing(rows, only_in_names, BAD_RECORD_MARKER)
         kind = self._settings.kind
+        if kind is FileFormat.TEXT:
+            left_out = {name.lower() for name in self._settings.bucket_names}
+            texts = [name for name in rows.columns if name.lower() not in left_out]
+            conditions = [line_condition(name, self._settings.options) for name in texts]
+            rows = refusing_others(rows, conditions, BAD_RECORD_MARKER)
         # A user's own options go before ours, in whatever case he writes them.
         writer = (
             rows.write.format(kind.value).options(**exact_options(kind)).options(**self._settings.options)

@@ -17,7 +17,10 @@ _EXACT_KEYS = (
     "SQLite, VARCHAR or TEXT with COLLATE utf8mb4_0900_bin in MySQL and utf8mb4_nopad_bin in MariaDB; "
     "or use a key of numbers"
 )
-_NO_CONVERSION = "change the column, or cast the field with transform(...)"
+_NO_CONVERSION = (
+    "change the column, or cast the field to the column's type in front of the sink, as with transform(...); "
+    "a DECIMAL, DATE or TIMESTAMP may also be declared where the field is read"
+)
 
 
 class _LookedEnough(Exception):
@@ -37,8 +40,13 @@ class Checks:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
 
-    def run(self) -> None:
+    def run(self) -> tuple[ColumnInfo, ...]:
         """Look at everything; what is created for a look is taken back where the database can.
+
+        Returns
+        -------
+        tuple of ColumnInfo
+            The table's columns.
 
         Raises
         ------
@@ -57,11 +65,12 @@ class Checks:
                 try:
                     with session.transaction(dialect.begin):
                         self._settings.create_tables(session, self._context.schema)
-                        self._check_table(session)
+                        columns = self._check_table(session)
                         self._try_all(session)
                         raise _LookedEnough
                 except _LookedEnough:
                     pass
+            return columns
         finally:
             database.close()
 
@@ -99,7 +108,7 @@ class Checks:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
     # -- the table ------------------------------------------------------------------------------
-    def _check_table(self, session: Session) -> None:
+    def _check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
         settings, dialect = self._settings, self._settings.dialect
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
         if not columns:
@@ -129,6 +138,7 @@ class Checks:
         if settings.mode is WriteMode.UPSERT:
             self._check_key(session)
             self._check_key_is_exact(session)
+        return tuple(columns.values())
 
     def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
         table = self._settings.table_name

@@ -117,11 +117,14 @@ class ColumnInfo:
         The type as the database writes it, in lower case.
     must_be_given
         Whether a row without it is refused: not null, and no default.
+    refuses_null
+        Whether a null that is written is refused, whatever else there is: nothing could put a value there.
     """
 
     name: str
     type: str
     must_be_given: bool
+    refuses_null: bool = False
 
 
 class TransactionLost(Exception):
@@ -394,6 +397,10 @@ class Dialect(ABC):
     @abstractmethod
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
         """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
+
+    def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
+        """Whether a column keeps texts with a zero byte in them."""
+        return True
 
     @abstractmethod
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:

@@ -31,6 +31,7 @@ from flinkish_spark.sinks.jdbc.types import (
     SqlType,
     why_decimal_unfit,
     why_integer_unfit,
+    why_text_unfit,
 )
 from flinkish_spark.sinks.jdbc.values import Unfit
 
@@ -66,6 +67,11 @@ _TYPES: dict[type[T.DataType], str] = {
 }
 #: An index needs a length: 255 characters of four bytes are within every row format's limit but the oldest.
 _KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
+#: It makes numbers and times of the beginning of a text, and rounds them.
+_INEXACT_FOR_TEXT = frozenset(
+    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit"}
+    | {"date", "datetime", "timestamp", "time", "year"}
+)
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _STRINGS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
@@ -217,13 +223,17 @@ class MySql(Dialect):
     # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Ask the information schema."""
+        # A null is filled in by a trigger, an AUTO_INCREMENT, and in old settings by a TIMESTAMP.
         found = session.rows(
             "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
-            "AND extra NOT LIKE %s AND extra NOT LIKE %s FROM information_schema.columns "
+            "AND extra NOT LIKE %s AND extra NOT LIKE %s, is_nullable = 'NO' AND extra NOT LIKE %s "
+            "AND data_type <> 'timestamp' AND NOT EXISTS (SELECT 1 FROM information_schema.triggers "
+            "WHERE event_object_schema = table_schema AND event_object_table = table_name) "
+            "FROM information_schema.columns "
             "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY + " ORDER BY ordinal_position",
-            ("%auto_increment%", "%generated%", *self._place(table)),
+            ("%auto_increment%", "%generated%", "%auto_increment%", *self._place(table)),
         )
-        return [ColumnInfo(str(n), _text(t).lower(), bool(must)) for n, t, must in found]
+        return [ColumnInfo(str(n), _text(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Ask the information schema for unique indexes over whole columns."""
@@ -332,10 +342,10 @@ class MySql(Dialect):
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers; text is cast, so it fits every type."""
+        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
         found = SqlType.parse(column.type.removesuffix(" unsigned"))
         if isinstance(data_type, T.StringType):
-            return ""
+            return why_text_unfit(column.type, _INEXACT_FOR_TEXT)
         if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
             return "it has a sign"
         if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "decimal"):

@@ -29,6 +29,7 @@ from flinkish_spark.sinks.jdbc.types import (
     SqlType,
     why_decimal_unfit,
     why_integer_unfit,
+    why_text_unfit,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ _TYPES: dict[type[T.DataType], str] = {
 }
 #: Types that tell all texts apart, under a collation that does.
 _TEXTS = frozenset({"text", "character varying"})
+#: Of what is written in them, these keep a part only; a numeric without digits keeps all.
+_INEXACT_FOR_TEXT = frozenset(
+    {"real", "double", "money", "date", "time", "timestamp", "interval", "name", '"char"'}
+)
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _MICROSECONDS = 6
 #: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
@@ -223,13 +228,18 @@ class Postgres(Dialect):
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Ask the catalog."""
         found = session.rows(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
-            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' "
-            "FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped "
+            # Of a domain the type that it is made of; a trigger or a rule may put a value for a null.
+            "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), "
+            "CASE WHEN t.typbasetype = 0 THEN a.atttypmod ELSE t.typtypmod END), "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
+            "a.attnotnull AND c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS ("
+            "SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal) "
+            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped "
             "ORDER BY a.attnum",
             (self._plain(table),),
         )
-        return [ColumnInfo(str(n), str(t).lower(), bool(must)) for n, t, must in found]
+        return [ColumnInfo(str(n), str(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Ask the catalog for unique indexes of all rows that are checked at once."""
@@ -323,10 +333,11 @@ class Postgres(Dialect):
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers; text is cast, so it fits every type."""
+        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
         found = SqlType.parse(column.type)
         if isinstance(data_type, T.StringType):
-            return ""
+            has_digits = column.type.startswith("numeric(")
+            return why_text_unfit(column.type, _INEXACT_FOR_TEXT | ({"numeric"} if has_digits else set()))
         if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "numeric"):
             return why_integer_unfit(data_type, found, _BITS.get(found.name))
         if isinstance(data_type, T.DecimalType) and found.name == "numeric":
@@ -341,6 +352,10 @@ class Postgres(Dialect):
         if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in ("json", "text"):
             return ""
         return "" if found.name == _TYPES.get(type(data_type)) else NO_SUCH_TYPE
+
+    def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
+        """JSON says them as an escape, which jsonb refuses and other types keep."""
+        return values.is_nested(arrow_type) and column_type in ("json", "text")
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         """Return JSON for what has parts; psycopg takes everything else as it is."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from flinkish_spark.config import require_positive
 from flinkish_spark.errors import ConfigError
 from flinkish_spark.formats import OnBadRecord
-from flinkish_spark.sinks.base import Committer, SinkContext
-from flinkish_spark.sinks.buffer import BufferedSink
+from flinkish_spark.sinks.base import Committer, SinkContext, SinkWriter
+from flinkish_spark.sinks.buffer import BufferedSink, BufferWriter
 from flinkish_spark.sinks.jdbc.checks import Checks, check_options
 from flinkish_spark.sinks.jdbc.committer import JdbcCommitter
-from flinkish_spark.sinks.jdbc.dialect import WriteMode
+from flinkish_spark.sinks.jdbc.dialect import ColumnInfo, WriteMode
 from flinkish_spark.sinks.jdbc.names import TableName
-from flinkish_spark.sinks.jdbc.refused import DeadLetterTable, RefusedPolicy
+from flinkish_spark.sinks.jdbc.refused import DeadLetterTable, RecordCheck, RefusedPolicy
 from flinkish_spark.sinks.jdbc.secrets import Secret, secret_of
 from flinkish_spark.sinks.jdbc.settings import DIALECTS, JdbcSettings
 from flinkish_spark.sinks.jdbc.url import JdbcUrl
@@ -57,7 +57,8 @@ class JdbcSink(BufferedSink):
         Whether the table is created if it is missing, with columns that fit the stream.
     on_refused
         What becomes of a record that the database refuses at the commit, by a constraint, a length or a cast:
-        ``OnBadRecord.FAIL`` stops the job before anything of the checkpoint is visible,
+        ``OnBadRecord.FAIL`` stops the job before anything of the checkpoint is visible, and for what the
+        record alone decides before the checkpoint is decided,
         ``OnBadRecord.DROP`` leaves it out and counts it, ``DeadLetterTable("name")`` writes it there with
         the reason, in the same transaction.
     control_table
@@ -82,6 +83,10 @@ class JdbcSink(BufferedSink):
     on_refused: RefusedPolicy = OnBadRecord.FAIL
     control_table: str = CONTROL_TABLE
     timeout_ms: int = DEFAULT_TIMEOUT_MS
+    #: Of the table, by uid, as the preflight saw them: staging must go on while the database is away.
+    _columns: dict[str, tuple[ColumnInfo, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         given: object = self.key
@@ -130,7 +135,19 @@ class JdbcSink(BufferedSink):
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields, tables, keys and rights that do not fit, and a database that does not answer."""
         super().preflight(spark, context)
-        Checks(self.settings, context).run()
+        self._columns[context.uid] = Checks(self.settings, context).run()
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half; under FAIL it refuses what no commit could write."""
+        return BufferWriter(context, self._record_check(context))
+
+    def _record_check(self, context: SinkContext) -> RecordCheck | None:
+        # Other policies have a place for refused records at the commit.
+        if self.on_refused is not OnBadRecord.FAIL:
+            return None
+        settings = self.settings
+        target, columns = settings.target(context.schema), self._columns.get(context.uid, ())
+        return RecordCheck(context.uid, settings.dialect, target, settings.delete_when, columns)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; it connects when it has something to commit."""

@@ -81,12 +81,24 @@ class Sqlite(Dialect):
     # -- what is there --------------------------------------------------------------------------
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Ask the table's description."""
+        name, schema = place = self._place(table)
         found = session.rows(
-            'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?, ?)', self._place(table)
+            'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?, ?)', place
+        )
+        # ON CONFLICT and triggers may do something else about a null; a key INTEGER gets a number.
+        may_take_nulls = found and session.rows(
+            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            "AND (type = 'trigger' OR sql LIKE '%on conflict%')",
+            (name,),
         )
         return [
-            ColumnInfo(str(n), str(t).lower(), bool(not_null) and default is None)
-            for n, t, not_null, default, _ in found
+            ColumnInfo(
+                str(n),
+                str(t).lower(),
+                bool(not_null) and default is None,
+                bool(not_null) and not may_take_nulls and not (pk and str(t).lower() == "integer"),
+            )
+            for n, t, not_null, default, pk in found
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:

@@ -93,4 +93,17 @@ def is_supported(data_type: T.DataType) -> bool:
     return isinstance(data_type, SUPPORTED)
 
 
+def why_text_unfit(column_type: str, inexact: frozenset[str]) -> str:
+    """Return why text would be rounded or cut by a column's type; empty for one that takes it or refuses it.
+
+    Parameters
+    ----------
+    inexact
+        First words of types that do.
+    """
+    if re.split(r"[ (\[]", column_type, maxsplit=1)[0] not in inexact:
+        return ""
+    return "text that is more exact would be rounded or cut without a word"
+
+
 NO_SUCH_TYPE = "values would be converted"

@@ -38,7 +38,7 @@ class JdbcUrl:
     database: str
     host: str = ""
     port: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> JdbcUrl:

@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from flinkish_spark.sinks.jdbc.dialect import Dialect
+
+
+#: The years 1 to 9999, which Python has, as dates and times of Arrow.
+_DAYS = (-719_162, 2_932_896)
+_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 class Unfit(str):
@@ -39,7 +44,71 @@ def _python_value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError) as error:
-        return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
+        import pyarrow as pa
+
+        if pa.types.is_timestamp(scalar.type):
+            return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
+        return Unfit(f"the value cannot be read: {error}")
+
+
+def leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield a column, or of one with parts their values."""
+    import pyarrow as pa
+
+    if pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for part in (column.keys, column.items):
+            yield from leaves(part.slice(first, last - first))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from leaves(part)
+    elif is_nested(column.type):
+        yield from leaves(column.flatten())
+    else:
+        yield column
+
+
+def has_zero_byte(column: pa.Array) -> bool:
+    """Whether a text of a column, or within its values, has a zero byte."""
+    import pyarrow.compute as pc
+
+    texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
+    return any(pc.any(pc.match_substring(text, "\0")).as_py() for text in texts)
+
+
+def may_be_unfit(column: pa.Array) -> bool:
+    """Whether a value may be one that cannot be given to a database; quick, since it makes no values."""
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:  # bytes that are no text
+        return True
+    return any(_is_suspect(leaf, is_in_json=leaf is not column) for leaf in leaves(column))
+
+
+def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(leaf.type):
+        return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
+    if pa.types.is_date32(leaf.type):
+        bounds, numbers = _DAYS, leaf.view("int32")
+    elif pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us":
+        bounds, numbers = _MICROSECONDS, leaf.view("int64")
+    else:
+        return bool(pa.types.is_temporal(leaf.type))
+    found = pc.min_max(numbers).as_py()
+    least, greatest = found["min"], found["max"]
+    return least is not None and bool(least < bounds[0] or greatest > bounds[1])
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether values are texts."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
 def parameters(batch: pa.RecordBatch, columns: Sequence[str], dialect: Dialect) -> list[tuple[Any, ...]]:
@@ -90,8 +159,7 @@ def json_value(value: Any, arrow_type: pa.DataType) -> Any:
         return None
     if pa.types.is_map(arrow_type):
         pairs = [[json_value(k, arrow_type.key_type), json_value(v, arrow_type.item_type)] for k, v in value]
-        is_object = pa.types.is_string(arrow_type.key_type) or pa.types.is_large_string(arrow_type.key_type)
-        return dict(pairs) if is_object else pairs
+        return dict(pairs) if is_text(arrow_type.key_type) else pairs
     if pa.types.is_struct(arrow_type):
         return {field.name: json_value(value[field.name], field.type) for field in arrow_type}
     if is_nested(arrow_type):

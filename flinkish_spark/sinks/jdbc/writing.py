@@ -26,7 +26,7 @@ from flinkish_spark.errors import BadRecordError
 from flinkish_spark.formats import OnBadRecord
 from flinkish_spark.sinks.buffer import BufferedRows
 from flinkish_spark.sinks.jdbc.dialect import Dialect, Params, Session, Target, Ties, Trouble, WriteMode
-from flinkish_spark.sinks.jdbc.refused import Refusal, RefusedPolicy, Row
+from flinkish_spark.sinks.jdbc.refused import MOST_SHOWN, Refusal, RefusedPolicy, Row, why_no_key
 from flinkish_spark.sinks.jdbc.values import Unfit, parameters, python_values
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 50_000
 #: Why a record was not tried: it is never shown, for the record before it is refused first.
 _BEHIND = "a record with its key waits"
-#: Longest part of a record that an error message shows, and of what the database says about it.
-_SHOWN, _MOST_REASON = 300, 1_000
+#: Longest part of what the database says about a record.
+_MOST_REASON = 1_000
 
 
 @dataclass
@@ -302,7 +302,7 @@ class CheckpointWrite:
             row = Row(batch, index, first + index)
             if last.get(key, row.position) != row.position:
                 continue
-            why = self._why_unfit(params, names)
+            why = self._why_unfit(params, names, is_delete)
             if why:
                 self._refuse(row, why)
             else:
@@ -336,19 +336,20 @@ class CheckpointWrite:
             return [False] * batch.num_rows
         return [bool(v) for v in batch.column(batch.schema.get_field_index(self._delete_when)).to_pylist()]
 
-    def _why_unfit(self, params: Params, names: Sequence[str]) -> str:
+    def _why_unfit(self, params: Params, names: Sequence[str], is_delete: bool) -> str:
         for name, value in zip(names, params, strict=True):
-            if isinstance(value, Unfit):
+            is_key = self._target.mode is WriteMode.UPSERT and name in self._target.key
+            if isinstance(value, Unfit) and (is_key or not is_delete):
                 return f"{name}: {value}"
-            if value is None and self._target.mode is WriteMode.UPSERT and name in self._target.key:
-                return f"the key column {name} is null, so no row can be found by it"
+            if value is None and is_key:
+                return why_no_key(name)
         return ""
 
     def _refuse(self, row: Row, reason: str) -> None:
         if self._policy is OnBadRecord.FAIL:
-            shown = row.key(self._target.key) if self._target.key else row.record
+            shown = (row.key(self._target.key) if self._target.key else row.record)[:MOST_SHOWN]
             raise BadRecordError(
-                f"the table {self._target.table} refuses a record of sink '{self._uid}': {shown[:_SHOWN]}",
+                f"the table {self._target.table} refuses a record of sink '{self._uid}': {shown}",
                 why=reason,
                 what_to_do="nothing of its checkpoint is visible, and the checkpoint stays decided: mend the "
                 "table so that it takes the record, or set on_refused, and start the job again",
