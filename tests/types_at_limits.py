@@ -405,7 +405,7 @@ RULES: tuple[Rule, ...] = (
         ("TEXT files",),
         ("by itself",),
         ("STRING",),
-        "null comes back as the empty text, and a text with ends of lines as several",
+        "null comes back as the empty text; a text with ends of lines is a bad record",
         (NULL, "ends of lines"),
         becomes={NULL: ""},
     ),
