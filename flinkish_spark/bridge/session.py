@@ -138,24 +138,23 @@ def said(error: BaseException) -> str:
     >>> said(KeyError("user"))
     "KeyError: 'user'"
     """
-    inner = _raised_first(error)
-    if inner is not error:
-        return f"{said(inner)}, and so {type(error).__name__}: {_text(error)}"
-    if not is_of_the_jvm(error):
-        return f"{type(error).__name__}: {_text(error)}"
-    return Chain.of(describe_failure(error)).headline
+    inner = _raised_first(error, _MOST_CAUSES)
+    return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
 
 
-def _raised_first(error: BaseException) -> BaseException:
+def _raised_first(error: BaseException, most: int) -> BaseException:
     """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
-    seen: list[BaseException] = [error]
-    while not is_of_the_jvm(seen[-1]):
-        group = seen[-1].exceptions[0] if isinstance(seen[-1], BaseExceptionGroup) else None
-        cause = seen[-1].__cause__ or group
-        if cause is None or any(cause is one for one in seen):
-            break
-        seen.append(cause)
-    return seen[-1]
+    group = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+    cause = error.__cause__ or group
+    if cause is None or most == 0 or is_of_the_jvm(error):
+        return error
+    return _raised_first(cause, most - 1)
+
+
+def _named(error: BaseException) -> str:
+    if is_of_the_jvm(error):
+        return Chain.of(describe_failure(error)).headline
+    return f"{type(error).__name__}: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:

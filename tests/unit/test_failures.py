@@ -252,6 +252,10 @@ def test_a_group_of_exceptions_and_one_without_a_text_are_told() -> None:
     assert said(group) == "KeyError: 'XK', and so ExceptionGroup: two lookups (2 sub-exceptions)"
     assert "Mute: <" in str(classify(Mute()))
     assert said(Mute()) == "Mute: <an exception that has no text>"
+    ring = [RuntimeError(str(n)) for n in range(5)]
+    for one, cause in zip(ring, [*ring[1:], ring[0]], strict=True):
+        one.__cause__ = cause
+    assert said(ring[0]).endswith("RuntimeError: 0")
 
 
 def progress(batch: int, dropped: int | None):
