@@ -87,7 +87,7 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 
 # The second line is there because the others take longer.
 SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py) \
-    $(patsubst %,tests/spark/test_%.py,refusals replay rewind session state_ttl timers two_phase_job window_pages broadcast)
+    $(patsubst %,tests/spark/test_%.py,refusals replay rewind session state_ttl timers two_phase_job types_at_limits window_pages broadcast)
 spark: setup $(BUILD)/classes.jsa ## local Spark sessions
 	@tools/lanes.sh $(BUILD)/lanes-spark \
 	    '$(PY) -m pytest $(SINKS)' \
