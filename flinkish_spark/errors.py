@@ -13,8 +13,6 @@ A message says what happened, why, and what to do next; the facts are attributes
 from __future__ import annotations
 
 import errno
-import socket
-import ssl
 from collections.abc import Iterator, Mapping
 from typing import NoReturn, Self
 
@@ -156,8 +154,9 @@ _MAY_PASS = frozenset(
     for name in (
         *("EAGAIN", "EBUSY", "EDEADLK", "EDQUOT", "EINTR", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOLCK"),
         *("ENOMEM", "ENOSPC", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
-        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET"),
-        *("ENETUNREACH", "ENOBUFS", "ENOTCONN", "EPIPE", "ESHUTDOWN"),
+        *("EADDRINUSE", "EADDRNOTAVAIL", "ECOMM", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN"),
+        *("EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH", "ENOBUFS", "ENOTCONN", "EPIPE", "EPROTO"),
+        "ESHUTDOWN",
     )
     if hasattr(errno, name)
 )
@@ -175,10 +174,11 @@ def may_pass(error: OSError) -> bool:
     >>> may_pass(OSError(errno.ENOSPC, "full")), may_pass(OSError(errno.EROFS, "read-only"))
     (True, False)
     """
-    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror | ssl.SSLError):
-        return True
     if isinstance(error, _DO_NOT_PASS):
         return False
+    # Classes of libraries have numbers of their own: 1 is any error of TLS.
+    if type(error).__module__ != "builtins" or isinstance(error, ConnectionError | TimeoutError):
+        return True
     return error.errno is None or error.errno in _MAY_PASS
 
 

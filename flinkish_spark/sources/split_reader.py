@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from flinkish_spark.errors import FlinkishError
+from flinkish_spark.errors import FlinkishError, may_pass
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
@@ -40,7 +40,7 @@ from flinkish_spark.sources.split_checks import (
     moved,
 )
 from flinkish_spark.sources.split_positions import Offset, SplitPosition
-from flinkish_spark.sources.splits import SplitSource, kind_of, reaches
+from flinkish_spark.sources.splits import SourceFailed, SourceUnavailable, SplitSource, reaches
 from flinkish_spark.store import LocalStore
 from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
@@ -274,7 +274,8 @@ def named_failures(uid: str, method: str) -> Iterator[None]:
     except FlinkishError:
         raise
     except OSError as error:
-        raise kind_of(error)(
+        # Only the name of a class passes through Spark.
+        raise (SourceUnavailable if may_pass(error) else SourceFailed)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:

@@ -6,7 +6,6 @@ The order of calls, what may happen twice and whole examples are in `docs/source
 from __future__ import annotations
 
 import copy
-import errno
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,31 +51,6 @@ class SourceFailed(SourceUnavailable):
     """The system refuses what a source asks for, as a file that is not there: such failures are counted."""
 
     ends_when_repeated = True
-
-
-#: What waiting seldom mends: names, rights and arguments.
-_REFUSALS = frozenset(
-    {
-        errno.EACCES, errno.EBADF, errno.EEXIST, errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ELOOP,
-        errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSYS, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTSUP,
-        errno.EPERM, errno.EROFS, errno.ESPIPE, errno.EXDEV,
-    }
-)  # fmt: skip
-
-
-def kind_of(error: OSError) -> type[SourceUnavailable]:
-    """Return what an OSError out of a source's code means: SourceFailed if waiting will not help.
-
-    Examples
-    --------
-    >>> kind_of(FileNotFoundError(errno.ENOENT, "no such file")).__name__
-    'SourceFailed'
-    >>> kind_of(ConnectionRefusedError(errno.ECONNREFUSED, "refused")).__name__
-    'SourceUnavailable'
-    """
-    # Other libraries' classes have numbers of their own: 1 is any error of TLS.
-    is_of_the_system = type(error).__module__ == "builtins"
-    return SourceFailed if is_of_the_system and error.errno in _REFUSALS else SourceUnavailable
 
 
 class SplitSource(Source):
