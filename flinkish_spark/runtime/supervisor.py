@@ -185,9 +185,16 @@ class Supervisor:
         try:
             # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
             with waiting("sinks and sources to say what they hold"):
-                control, parts = self.control, (self._engine.sources, settings.clock, settings.threads)
-                if settle_timeline(owned, *parts, control.must_give_up, control.cancel_wanted.is_set):
-                    return _Turn.TAKE_OVER_AGAIN
+                is_to_be_taken_over_again = settle_timeline(
+                    owned,
+                    self._engine.sources,
+                    settings.clock,
+                    settings.threads,
+                    self.control.must_give_up,
+                    self.control.cancel_wanted.is_set,
+                )
+            if is_to_be_taken_over_again:
+                return _Turn.TAKE_OVER_AGAIN
         except Interrupted:
             owned.close()
             self._ended()

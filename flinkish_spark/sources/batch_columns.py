@@ -1,4 +1,4 @@
-"""Columns of a source's batches with their declared types.
+"""Columns of a source's batches with their declared types, and what is within them.
 
 Arrow casts more than another width of the same: a text becomes a number, a number a time in microseconds or a
 text, 2 becomes true. What a function emits as columns is refused then, and so is what a source yields.
@@ -6,6 +6,7 @@ text, 2 becomes true. What a function emits as columns is refused then, and so i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,3 +101,28 @@ def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
     days = whole.fill_null(0).to_numpy(zero_copy_only=False) // per_day
     beyond: npt.NDArray[np.bool_] = (days < _FIRST_DAY) | (days > _LAST_DAY)
     return beyond
+
+
+def leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield a column, or of one with parts their values, at any depth.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> column = pa.array([[("k", [1, 2])]], pa.map_(pa.string(), pa.list_(pa.int8())))
+    >>> [leaf.to_pylist() for leaf in leaves(column)]
+    [['k'], [1, 2]]
+    """
+    import pyarrow as pa
+
+    if pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for part in (column.keys, column.items):
+            yield from leaves(part.slice(first, last - first))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from leaves(part)
+    elif pa.types.is_nested(column.type):
+        yield from leaves(column.flatten())
+    else:
+        yield column

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.sources.batch_columns import beyond_years
+from flinkish_spark.sources.batch_columns import beyond_years, leaves
 from flinkish_spark.sources.exact_json import MALFORMED, exact_text
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _decoded(value: Any, kind: pa.DataType) -> Any:
 def _refuse_other_years(columns: Iterable[pa.ChunkedArray]) -> None:
     import pyarrow as pa
 
-    for leaf in _leaves(columns):
+    for leaf in _all_leaves(columns):
         if beyond_years(leaf).any():
             raise pa.ArrowInvalid(
                 "a date or time is in no year from 1 to 9999, by UTC: write one that is, or null"
@@ -200,28 +200,13 @@ def _infinities(table: pa.Table) -> npt.NDArray[np.bool_]:
     import numpy as np
     import pyarrow as pa
 
-    numbers = [leaf for leaf in _leaves(table.columns) if pa.types.is_floating(leaf.type)]
+    numbers = [leaf for leaf in _all_leaves(table.columns) if pa.types.is_floating(leaf.type)]
     found = [np.isinf(leaf.fill_null(0).to_numpy(zero_copy_only=False)) for leaf in numbers]
     return np.concatenate([np.zeros(0, np.bool_), *found])
 
 
-def _leaves(columns: Iterable[pa.ChunkedArray]) -> Iterator[pa.Array]:
-    """Yield what is within lists and structs, at any depth, and other columns as they are."""
-    for column in columns:
-        for chunk in column.chunks:
-            yield from _within(chunk)
-
-
-def _within(array: pa.Array) -> Iterator[pa.Array]:
-    import pyarrow as pa
-
-    if pa.types.is_list(array.type):
-        yield from _within(array.flatten())
-    elif pa.types.is_struct(array.type):
-        for field in array.flatten():
-            yield from _within(field)
-    else:
-        yield array
+def _all_leaves(columns: Iterable[pa.ChunkedArray]) -> Iterator[pa.Array]:
+    return (leaf for column in columns for chunk in column.chunks for leaf in leaves(chunk))
 
 
 def _with_bare_numbers(block: bytes, schema: pa.Schema) -> bytes:

@@ -6,19 +6,16 @@ import base64
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.sources.batch_columns import beyond_years, leaves
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from flinkish_spark.sinks.jdbc.dialect import Dialect
-
-
-#: The years 1 to 9999, which Python has, as dates and times of Arrow.
-_DAYS = (-719_162, 2_932_896)
-_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 class Unfit(str):
@@ -51,23 +48,6 @@ def _python_value(scalar: pa.Scalar) -> Any:
         return Unfit(f"the value cannot be read: {error}")
 
 
-def leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield a column, or of one with parts their values."""
-    import pyarrow as pa
-
-    if pa.types.is_map(column.type):
-        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        for part in (column.keys, column.items):
-            yield from leaves(part.slice(first, last - first))
-    elif pa.types.is_struct(column.type):
-        for part in column.flatten():
-            yield from leaves(part)
-    elif is_nested(column.type):
-        yield from leaves(column.flatten())
-    else:
-        yield column
-
-
 def has_zero_byte(column: pa.Array) -> bool:
     """Whether a text of a column, or within its values, has a zero byte."""
     import pyarrow.compute as pc
@@ -93,15 +73,9 @@ def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
 
     if pa.types.is_floating(leaf.type):
         return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
-    if pa.types.is_date32(leaf.type):
-        bounds, numbers = _DAYS, leaf.view("int32")
-    elif pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us":
-        bounds, numbers = _MICROSECONDS, leaf.view("int64")
-    else:
-        return bool(pa.types.is_temporal(leaf.type))
-    found = pc.min_max(numbers).as_py()
-    least, greatest = found["min"], found["max"]
-    return least is not None and bool(least < bounds[0] or greatest > bounds[1])
+    if pa.types.is_date32(leaf.type) or (pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us"):
+        return bool(beyond_years(leaf).any())
+    return bool(pa.types.is_temporal(leaf.type))
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
