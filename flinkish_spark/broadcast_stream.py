@@ -90,7 +90,7 @@ class BroadcastConnectedStream:
         environment, entries = self._other._environment, (self._entry, self._other._entry)
         made = BroadcastFunctions(function, self._other._descriptors)
         return DataStream(
-            environment, declare_operator(environment, entries, made, output, uid, max_parallelism)
+            environment, declare_operator(environment.graph, entries, made, output, uid, max_parallelism)
         )
 
 

@@ -237,7 +237,8 @@ class KeyedConnectedStreams:
     ) -> DataStream:
         from flinkish_spark.datastream import DataStream  # the two make each other
 
-        node = declare_operator(self._environment, self._entries, function, output, uid, max_parallelism)
+        graph = self._environment.graph
+        node = declare_operator(graph, self._entries, function, output, uid, max_parallelism)
         return DataStream(self._environment, node)
 
 

@@ -251,7 +251,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
         made = Checkpointed(function)
-        node = declare_operator(self._environment, [entry], made, output, uid, max_parallelism)
+        node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
         return DataStream(self._environment, node)
 
     def lookup_join(

@@ -24,7 +24,7 @@ from flinkish_spark.graph.partitioning import (
     shuffle_partitions,
 )
 from flinkish_spark.graph.strategies import check_strategy
-from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
+from flinkish_spark.graph.stream_graph import DEFAULT_MAX_PARALLELISM, SourceNode, StreamGraph
 from flinkish_spark.hooks import MasterHook
 from flinkish_spark.job_client import JobClient
 from flinkish_spark.job_dir import JobDir
@@ -51,8 +51,6 @@ from flinkish_spark.watermark_strategy import WatermarkStrategy
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
-
-DEFAULT_MAX_PARALLELISM = 128
 
 
 class StreamExecutionEnvironment:
@@ -143,10 +141,9 @@ class StreamExecutionEnvironment:
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.tries_without_progress = tries_without_progress
-        self.max_parallelism = max_parallelism
         self.trigger_interval_ms = trigger_interval_ms
         self.latency_tracking_interval_ms = latency_tracking_interval_ms
-        self.graph = StreamGraph()
+        self.graph = StreamGraph(max_parallelism=max_parallelism)
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self.manifest = None if manifest is None else _manifest(manifest)
@@ -232,6 +229,11 @@ class StreamExecutionEnvironment:
         self._parallelism = asked
         return self
 
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups of operators that say nothing else."""
+        return self.graph.max_parallelism
+
     def set_max_parallelism(self, max_parallelism: int) -> Self:
         """Say the number of key groups of operators that name none; before the first of them.
 
@@ -249,7 +251,7 @@ class StreamExecutionEnvironment:
                 why=f"'{self.graph.operators[0].uid}' has its key groups already",
                 what_to_do="call it before key_by(), or give the environment max_parallelism=...",
             )
-        self.max_parallelism = max_parallelism
+        self.graph.max_parallelism = max_parallelism
         return self
 
     def execute_async(self) -> JobClient:

@@ -193,7 +193,8 @@ class JoinedStreams:
             output = inferred_output(call, f"'{uid}'", is_iterable=True)
         from flinkish_spark.datastream import DataStream  # the two make each other
 
-        node = declare_operator(self._environment, self._entries, Joining(join), output, uid, max_parallelism)
+        graph = self._environment.graph
+        node = declare_operator(graph, self._entries, Joining(join), output, uid, max_parallelism)
         return DataStream(self._environment, node)
 
 

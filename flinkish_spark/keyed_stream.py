@@ -394,5 +394,6 @@ class KeyedStream(KeyedRecords):
         """Add an operator to the graph; `output` None stands for the fields of the input."""
         from flinkish_spark.datastream import DataStream  # the two make each other
 
-        node = declare_operator(self._environment, [self._entry], function, output, uid, max_parallelism)
+        graph = self._environment.graph
+        node = declare_operator(graph, [self._entry], function, output, uid, max_parallelism)
         return DataStream(self._environment, node)

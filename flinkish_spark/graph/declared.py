@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from flinkish_spark.arguments import refuse_async
 from flinkish_spark.errors import ConfigError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.functions import KeyedProcessFunction
-from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode
+from flinkish_spark.graph.stream_graph import KeyedEntry, KeyedNode, StreamGraph
 from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.runtime.columns import PREFIX
@@ -25,7 +25,6 @@ from flinkish_spark.runtime.hinted_types import (
 from flinkish_spark.runtime.usable_types import same_names
 
 if TYPE_CHECKING:
-    from flinkish_spark.environment import StreamExecutionEnvironment
     from flinkish_spark.graph.stream_graph import KeyedFunction
 
 #: Key groups are numbered by the job's settings; this is the most that a state store should hold.
@@ -165,7 +164,7 @@ def check_keyed_function(function: object, uid: str) -> None:
 
 
 def declare_operator(
-    environment: StreamExecutionEnvironment,
+    graph: StreamGraph,
     entries: Sequence[KeyedEntry],
     function: KeyedFunction,
     output: OutputType | None,
@@ -179,18 +178,17 @@ def declare_operator(
     output
         None stands for the fields of the input, or what the function itself says of them.
     max_parallelism
-        None for the environment's.
+        None for the graph's.
 
     Raises
     ------
     ConfigError, GraphError, SchemaError, UserFunctionError
         Something cannot be used; the graph is as it was.
     """
-    groups = environment.max_parallelism if max_parallelism is None else max_parallelism
+    groups = graph.max_parallelism if max_parallelism is None else max_parallelism
     check_max_parallelism(groups)
     check_can_be_sent(function, "of operator", uid)
     fields = None if output is None else output_schema(output, uid)
-    graph = environment.graph
     node = KeyedNode(graph.check_uid(uid), tuple(entries), function, fields, groups)
     graph.operators.append(node)
     return node

@@ -170,6 +170,10 @@ class SinkNode:
     sink: Sink
 
 
+#: Key groups of a job that says nothing else.
+DEFAULT_MAX_PARALLELISM = 128
+
+
 @dataclass
 class StreamGraph:
     """All nodes of one job, in the order in which they were declared."""
@@ -183,6 +187,8 @@ class StreamGraph:
     sinks: list[SinkNode] = field(default_factory=list)
     #: What sources and operators are called beside their uid, by that.
     names: dict[str, str] = field(default_factory=dict)
+    #: Key groups of operators that say nothing else.
+    max_parallelism: int = DEFAULT_MAX_PARALLELISM
 
     def check_uid(self, uid: str) -> str:
         """Return `uid` if it is usable and new.

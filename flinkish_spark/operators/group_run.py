@@ -21,7 +21,6 @@ from typing import Any
 from flinkish_spark.operators.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer, tag_name
 from flinkish_spark.operators.keyed_context import FunctionContext, KeyedStates, Timers
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
-from flinkish_spark.operators.timers import TimerQueue
 from flinkish_spark.runtime.taken_values import Take, taken
 from flinkish_spark.user_iterators import USER_ERRORS, elements_of
 
@@ -198,11 +197,6 @@ class GroupRun:
         self._emitted = Emitted()
         operator.open(self.states, self._context, self.timers)
         self._processors, self._on_timer = operator.processors(), operator.on_timer
-
-    def begin(self, timers: dict[TimeDomain, TimerQueue]) -> None:
-        """Make a key group the current one; its entries are put into the tables after this."""
-        self.states.begin_group()
-        self.timers.queues = timers
 
     def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
         """Work through a micro-batch of the current key group.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,9 @@ from flinkish_spark.operators.columnar_state import ColumnarState
 from flinkish_spark.operators.due_table import DueTable, due_clock
 from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.operators.frames import Frame, FrameError, pack_frame, unpack_frame
-from flinkish_spark.operators.group_run import GroupRun, Progress
+from flinkish_spark.operators.group_run import Progress
 from flinkish_spark.operators.key_index import KeyIndex
-from flinkish_spark.operators.keyed_context import KeyedStates, StateNotDeclared
+from flinkish_spark.operators.keyed_context import KeyedStates, StateNotDeclared, Timers
 from flinkish_spark.operators.layered_table import LayeredTable
 from flinkish_spark.operators.payloads import (
     OWNER,
@@ -38,9 +38,6 @@ from flinkish_spark.operators.state_evolution import StateMismatch, evolved
 from flinkish_spark.operators.stored_rows import Row, rows_by_slot
 from flinkish_spark.operators.stored_timers import StoredTimers
 from flinkish_spark.operators.table_codec import SlotForm, TableLayout, layout_of, timer_layout
-
-if TYPE_CHECKING:
-    from flinkish_spark.operators.window_forms import OtherForm
 
 Array = np.ndarray[Any, Any]
 
@@ -112,6 +109,16 @@ class NoBases:
 
     def delete(self, file: str) -> None:
         """Do nothing: there is none."""
+
+
+class OtherForm(Protocol):
+    """Reads what an operator has stored in another form than the one that it writes."""
+
+    def is_of(self, sections: Frame) -> bool:
+        """Return whether sections are of that form."""
+
+    def converted(self, value: bytes | memoryview, bases: Bases) -> Mapping[str, memoryview]:
+        """Return the sections that say the same in the operator's own form, without a base."""
 
 
 @dataclass(frozen=True)
@@ -218,39 +225,46 @@ class GroupState:
                 table.forget_all()
 
     def load(
-        self, run: GroupRun, hash_of: Mapping[Any, int], progress: Progress, also: Array = _NONE
+        self,
+        states: KeyedStates,
+        timers: Timers,
+        hash_of: Mapping[Any, int],
+        progress: Progress,
+        also: Array = _NONE,
     ) -> None:
         """Give an operator the entries of keys that have elements, and of those whose timers are due.
 
         Parameters
         ----------
+        states, timers
+            The operator's: what they have of another key group goes. :meth:`store` takes them back.
         hash_of
             Hash of each key that has elements.
         also
             Hashes of keys that are wanted besides.
         """
-        run.begin({})
+        states.begin_group()
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         hashes = np.unique(np.concatenate([own, *due, also]))
-        run.timers.queues.update(self.timers.select(hashes))
+        timers.queues = self.timers.select(hashes)
         self._hash_of = {**hash_of, **self.timers.hash_of}
         layouts = self._layout.states
-        for name, table in run.states.tables.items():
+        for name, table in states.tables.items():
             found = self._tables[STATE + name].select(hashes)
             if len(also) or layouts[name].expires:  # Of keys of the same hash something may have expired.
                 self._hash_of.update(
-                    (slot[0] if name in run.states.namespaced else slot, row.hash)
+                    (slot[0] if name in states.namespaced else slot, row.hash)
                     for slot, row in found.items()
                 )
             table.take(found, progress.processing_time_ms)
 
-    def store(self, run: GroupRun) -> bool:
+    def store(self, states: KeyedStates, timers: Timers) -> bool:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
-        for name, table in run.states.tables.items():
+        for name, table in states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
             if table.lent:
-                stored, now_ms = self._tables[STATE + name], run.states.scope.now_ms
+                stored, now_ms = self._tables[STATE + name], states.scope.now_ms
                 note_changes_in_place(table, stored, self._hash_of, now_ms)
             stored, entries, hash_of = self._tables[STATE + name], table.entries, self._hash_of
             there = [slot for slot in table.changed if slot in entries]
@@ -261,7 +275,7 @@ class GroupState:
             for slot in stored.in_base.keys() & gone:
                 rows[slot] = Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
             stored.replace(rows, gone)
-        self.timers.replace(run.timers.queues, self._hash_of)
+        self.timers.replace(timers.queues, self._hash_of)
         return self.is_changed
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:

@@ -112,10 +112,6 @@ class FromLoop:
         return _sections(self.layout.sections, rows)
 
 
-#: Reads the state of windows in the form that their operator does not write.
-OtherForm = WithTimers | FromLoop
-
-
 def form_with_timers(
     operator: LoopedWindows, layout: GroupLayout, key_types: Sequence[T.DataType]
 ) -> WithTimers:

@@ -112,8 +112,9 @@ class KeyedBroadcastRunner(ElementRunner):
         return super().row_of(inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
-        group.load(self._run, hash_of, progress, self._operator.hashes_to_load(group))
-        self._operator.apply(self._run, progress)
+        run = self._run
+        group.load(run.states, run.timers, hash_of, progress, self._operator.hashes_to_load(group))
+        self._operator.apply(run, progress)
 
 
 class UnkeyedBroadcastRunner:

@@ -192,7 +192,7 @@ class ElementRunner:
         except OutputError:
             self._blame_call(inputs, group, progress)
             raise
-        group.store(self._run)
+        group.store(self._run.states, self._run.timers)
         yield from written
 
     def _elements(self, inputs: InputRows) -> tuple[list[Elements], list[Elements], dict[object, int]]:
@@ -225,7 +225,7 @@ class ElementRunner:
         return row_of_element(self._shape, inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
-        group.load(self._run, hash_of, progress)
+        group.load(self._run.states, self._run.timers, hash_of, progress)
 
     def _written(self, emitted: Emitted) -> Iterator[OutRows]:
         return rows_written(self._shape, self._writers, emitted)

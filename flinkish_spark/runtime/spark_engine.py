@@ -83,7 +83,15 @@ class SparkEngine:
         settings = self._settings
         planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
         self._checked = planned
-        self._savepoints = JobSavepoints(self._spark, self._graph, planned, settings, self._job_dir)
+        self._savepoints = JobSavepoints(
+            self._spark,
+            self._graph,
+            planned,
+            settings.name,
+            settings.root,
+            settings.shuffle_partitions,
+            self._job_dir,
+        )
 
     def lock(self) -> OwnerLock:
         """Return the lock of the job directory."""

@@ -83,7 +83,8 @@ class FillGroup:
         keys, values = reader.read(rows)
         state = GroupState(layout, None, NoBases())
         progress = Progress(MIN_WATERMARK_MS, MIN_WATERMARK_MS, self._now_ms)
-        state.load(run, dict(zip(keys, rows.column(HASH).to_pylist(), strict=True)), progress)
+        hash_of = dict(zip(keys, rows.column(HASH).to_pylist(), strict=True))
+        state.load(run.states, run.timers, hash_of, progress)
         try:
             emitted = run.run([], progress, [Elements(keys, values, times)])
         except ElementFailed as failure:
@@ -91,7 +92,7 @@ class FillGroup:
         if emitted.rows or emitted.side:
             raise self._blame("it emits, and a bootstrap has no output")
         try:
-            return state.dump_whole() if state.store(run) else None
+            return state.dump_whole() if state.store(run.states, run.timers) else None
         except StateValueError as error:
             raise self._blame(str(error)) from error
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flinkish_spark.graph.stream_graph import StreamGraph
     from flinkish_spark.job_dir import JobDir
     from flinkish_spark.protocol.decisions import Decision
-    from flinkish_spark.runtime.settings import JobSettings
     from flinkish_spark.runtime.spark_log import SparkLog
 
 
@@ -36,6 +35,10 @@ class JobSavepoints:
     ----------
     planned
         The plan of the graph, under any beginning: what a preflight looked at will do.
+    name, root
+        Of the job, and the path of its directory.
+    shuffle_partitions
+        With how many the user wants the query to run.
     """
 
     def __init__(
@@ -43,15 +46,18 @@ class JobSavepoints:
         spark: SparkSession,
         graph: StreamGraph,
         planned: PlannedJob,
-        settings: JobSettings,
+        name: str,
+        root: Path,
+        shuffle_partitions: int,
         job_dir: JobDir,
     ) -> None:
         self._spark, self._graph, self._planned = spark, graph, planned
-        self._settings, self._job_dir = settings, job_dir
+        self._name, self._root, self._job_dir = name, root, job_dir
+        self._shuffle_partitions = shuffle_partitions
 
     def beginning(self) -> Beginning:
         """Return what the live lineage begins with; asked before every planning."""
-        return beginning_of(self._job_dir, self._settings.root)
+        return beginning_of(self._job_dir, self._root)
 
     def shuffle_partitions(self) -> int:
         """Return with how many partitions the query of the live lineage runs.
@@ -60,7 +66,7 @@ class JobSavepoints:
         and so replays, with the one that it had.
         """
         now = shuffle_partitions_of(self._job_dir, self.beginning())
-        return self._settings.shuffle_partitions if now is None else now
+        return self._shuffle_partitions if now is None else now
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
@@ -68,18 +74,18 @@ class JobSavepoints:
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
         facts = JobFacts(
-            name=self._settings.name,
+            name=self._name,
             uuid=job,
             planned=self._planned,
             sources=self._graph.sources,
             layout=recorded_layout(self._job_dir),
-            shuffle_partitions=self._settings.shuffle_partitions,
+            shuffle_partitions=self._shuffle_partitions,
         )
         upstream = {
             topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
             for topic, cut in upstream_cut(decision.offsets_text).items()
         }
-        root = self._settings.root
+        root = self._root
         return export_savepoint(
             self._spark, Path(target), decision, log.location, facts, self._job_dir, root, upstream
         )
@@ -91,11 +97,11 @@ class JobSavepoints:
             planned=self._planned,
             sources=self._graph.sources,
             job_dir=self._job_dir,
-            root=self._settings.root,
+            root=self._root,
             log=log,
-            shuffle_partitions=self._settings.shuffle_partitions,
+            shuffle_partitions=self._shuffle_partitions,
         )
 
     def keeper(self) -> SeedKeeper:
         """Return who is told of confirmed checkpoints; new for every start of the query."""
-        return SeedKeeper(self._settings.root, self.beginning(), claimant(self._job_dir))
+        return SeedKeeper(self._root, self.beginning(), claimant(self._job_dir))

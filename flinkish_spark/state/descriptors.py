@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
@@ -26,9 +26,6 @@ from flinkish_spark.runtime.hinted_types import (
     refuse_as_key,
 )
 from flinkish_spark.state.ttl import StateTtl, check_ttl
-
-if TYPE_CHECKING:
-    from flinkish_spark.functions import AggregateFunction
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -182,19 +179,35 @@ class ReducingStateDescriptor:
         return parse_ddl(self.value_type)
 
 
+class Aggregate(Protocol):
+    """What aggregates: an :class:`~flinkish_spark.AggregateFunction`, or any object with these methods."""
+
+    def create_accumulator(self) -> Any:
+        """Return an accumulator to which nothing was added."""
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """Return the accumulator with a value added."""
+
+    def get_result(self, accumulator: Any) -> Any:
+        """Return the result of an accumulator."""
+
+    def merge(self, first: Any, second: Any) -> Any:
+        """Return one accumulator for two."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class AggregatingStateDescriptor:
     """Name, function and accumulator type of a :class:`~flinkish_spark.state.AggregatingState`."""
 
     name: str
-    aggregate: AggregateFunction
+    aggregate: Aggregate
     accumulator_type: str
     ttl: StateTtl | None = None
 
     def __init__(
         self,
         name: str,
-        aggregate: AggregateFunction,
+        aggregate: Aggregate,
         accumulator_type: StateType,
         ttl: StateTtl | None = None,
     ) -> None:

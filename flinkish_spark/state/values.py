@@ -10,8 +10,7 @@ from flinkish_spark.state.handed_out import HandedOut
 from flinkish_spark.state.tables import KeyScope, StateTable
 
 if TYPE_CHECKING:
-    from flinkish_spark.functions import AggregateFunction
-    from flinkish_spark.state.descriptors import Reducer
+    from flinkish_spark.state.descriptors import Aggregate, Reducer
 
 V = TypeVar("V")
 
@@ -153,7 +152,7 @@ class AggregatingState:
         self,
         scope: KeyScope,
         table: StateTable,
-        aggregate: AggregateFunction,
+        aggregate: Aggregate,
         naming: HandedOut | None = None,
         lends: bool = False,
     ) -> None:

@@ -128,5 +128,6 @@ class BroadcastHarness(OperatorHarness):
         self._micro_batch([], {group: [] for group in self._values}, progress)
 
     def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
-        state.load(self._run, hash_of, progress, self._keyed.hashes_to_load(state))
-        self._keyed.apply(self._run, progress)
+        run = self._run
+        state.load(run.states, run.timers, hash_of, progress, self._keyed.hashes_to_load(state))
+        self._keyed.apply(run, progress)

@@ -287,12 +287,12 @@ class OperatorHarness:
         state.clean_up(progress.processing_time_ms)
         self._load(state, hash_of, progress)
         self._collect(self._run.run([], progress, behind))
-        if state.store(self._run):
+        if state.store(self._run.states, self._run.timers):
             self._values[group] = state.dump(group, self._policy, progress.processing_time_ms)
 
     def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
         """Put a key group's entries into the run; a hook for operators that want more of them."""
-        state.load(self._run, hash_of, progress)
+        state.load(self._run.states, self._run.timers, hash_of, progress)
 
     def _collect(self, emitted: Emitted) -> None:
         side = {name: [row for row, _ in rows] for name, rows in emitted.side.items()}

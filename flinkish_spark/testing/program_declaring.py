@@ -50,7 +50,7 @@ class _Environment:
     """What streams need of an environment to be declared; there is no session."""
 
     def __init__(self, parallelism: int, max_parallelism: int) -> None:
-        self.graph, self.max_parallelism = StreamGraph(), max_parallelism
+        self.graph = StreamGraph(max_parallelism=max_parallelism)
         conf = SimpleNamespace(get=lambda name, default=None: str(parallelism))
         self.spark = SimpleNamespace(conf=conf)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import StructType
@@ -456,9 +455,8 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
 
 def test_until_its_log_begins_anew_a_job_runs_with_the_partitions_that_it_had(root) -> None:
     """What is replayed before a rescale is replayed from state in the old partitions."""
-    settings = SimpleNamespace(root=root, shuffle_partitions=5)
     job_dir = JobDir(LocalStore(root))
-    savepoints = JobSavepoints(None, None, None, settings, job_dir)
+    savepoints = JobSavepoints(None, None, None, "job", root, 5, job_dir)
     assert savepoints.shuffle_partitions() == 5
     begun(root)
     assert savepoints.shuffle_partitions() == 2
