@@ -7,12 +7,9 @@ process or any other, changes nothing. See docs/delta-sink.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.arguments import instance_of
 from flinkish_spark.bridge import probe
 from flinkish_spark.bridge.delta import DeltaTables
 from flinkish_spark.bridge.delta_commits import DeltaCommits
@@ -20,7 +17,7 @@ from flinkish_spark.bridge.delta_files import files_of
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.bridge.delta_probe import has_native_delta
 from flinkish_spark.bridge.delta_rows import DeltaRows
-from flinkish_spark.errors import ConfigError, EnvironmentFault
+from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.sinks.base import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.sinks.delta_checks import check_sink
 from flinkish_spark.sinks.delta_committing import DeltaCommitter
@@ -30,8 +27,8 @@ from flinkish_spark.sinks.delta_modes import (
     OverwritePartitions,
     SchemaEvolution,
     Upsert,
-    WriteMode,
 )
+from flinkish_spark.sinks.delta_sink_settings import DeltaSinkSettings
 from flinkish_spark.sinks.delta_staging import CountedRows, DeltaStaging, RowsDifferError, StagingTools
 
 if TYPE_CHECKING:
@@ -49,12 +46,9 @@ __all__ = [
     "require_delta",
 ]
 
-_SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
-_OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
-
 
 @dataclass(frozen=True)
-class DeltaSink(Sink):
+class DeltaSink(DeltaSinkSettings, Sink):
     """Write to a Delta table, exactly once.
 
     Parameters
@@ -87,53 +81,6 @@ class DeltaSink(Sink):
     >>> DeltaSink("/lake/users", mode=Upsert(keys=("id",), delete_when="op = 'D'")).mode.keys
     ('id',)
     """
-
-    path: str
-    partition_by: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    mode: WriteMode = field(default_factory=Append)
-    schema_evolution: SchemaEvolution = SchemaEvolution.NONE
-    writer: str | DeltaWriter = DeltaWriter.AUTO
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "writer", DeltaWriter.of(self.writer))
-        instance_of(
-            "schema_evolution",
-            self.schema_evolution,
-            SchemaEvolution,
-            what_to_do="use SchemaEvolution.NONE, ADD_COLUMNS or WIDEN_TYPES",
-        )
-        if not isinstance(self.mode, Append | Upsert | OverwritePartitions):
-            raise ConfigError(
-                f"mode is {self.mode!r}",
-                what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
-            )
-        self._check_options()
-        if (
-            "://" not in self.path
-            and not self.path.startswith("file:")
-            and not PurePosixPath(self.path).is_absolute()
-        ):
-            raise ConfigError(
-                f"the Delta path {self.path!r} is relative",
-                why="it would mean different places in different processes",
-                what_to_do="give an absolute path or a URI",
-            )
-
-    def _check_options(self) -> None:
-        for name in self.options:
-            if name.lower() in _SCHEMA_OPTIONS:
-                raise ConfigError(
-                    f"the Delta option '{name}' cannot be used",
-                    why="what a commit changes must be known when its rows are staged",
-                    what_to_do="use schema_evolution or mode, or ALTER TABLE while the job is stopped",
-                )
-            if name.lower() in _OWN_OPTIONS:
-                raise ConfigError(
-                    f"the Delta option '{name}' cannot be used",
-                    why="the sink marks its commits with it, and exactly-once depends on that",
-                    what_to_do="leave it out",
-                )
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, mode and retention."""

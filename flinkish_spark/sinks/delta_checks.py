@@ -25,19 +25,19 @@ from flinkish_spark.sinks.delta_modes import (
     stored_fields,
 )
 from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention
+from flinkish_spark.sinks.delta_sink_settings import DeltaSinkSettings
 from flinkish_spark.sinks.delta_table import TableInfo, fit
 from flinkish_spark.sinks.partition_values import why_no_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.sinks.delta import DeltaSink
 
 _DEFAULTS = "spark.databricks.delta.properties.defaults."
 
 
 def check_sink(
-    sink: DeltaSink, spark: SparkSession, context: SinkContext, native: DeltaTables | None
+    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, native: DeltaTables | None
 ) -> None:
     """Refuse a sink that its stream or its table does not allow.
 
@@ -71,7 +71,7 @@ def check_sink(
         check_retention(name, properties, known if table is None else {}, sink.path, context)
 
 
-def _check_columns(sink: DeltaSink, context: SinkContext) -> None:
+def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
     stored = stored_fields(sink.mode, context.schema.names)
     wanted = [("partitioned by", name) for name in sink.partition_by]
     if isinstance(sink.mode, Upsert):
@@ -94,7 +94,9 @@ def _require(role: str, names: tuple[str, ...], have: Any, context: SinkContext)
             )
 
 
-def _check_partition_types(sink: DeltaSink, context: SinkContext, partition_by: Sequence[str]) -> None:
+def _check_partition_types(
+    sink: DeltaSinkSettings, context: SinkContext, partition_by: Sequence[str]
+) -> None:
     wanted = {name.lower() for name in partition_by}
     for field in context.schema.fields:
         why = why_no_partition(field.dataType) if field.name.lower() in wanted else ""
@@ -144,7 +146,7 @@ def _bad_condition(text: str, context: SinkContext, why: str) -> SchemaError:
     )
 
 
-def _check_new(sink: DeltaSink, context: SinkContext) -> None:
+def _check_new(sink: DeltaSinkSettings, context: SinkContext) -> None:
     if isinstance(sink.mode, OverwritePartitions) and not sink.partition_by:
         raise ConfigError(
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which would have none",
@@ -153,7 +155,12 @@ def _check_new(sink: DeltaSink, context: SinkContext) -> None:
 
 
 def _check_table(
-    sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo, *, stages_files: bool
+    sink: DeltaSinkSettings,
+    spark: SparkSession,
+    context: SinkContext,
+    table: TableInfo,
+    *,
+    stages_files: bool,
 ) -> None:
     if table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
@@ -202,7 +209,9 @@ def _check_table(
         _check_constraints(sink, spark, context, table)
 
 
-def _check_constraints(sink: DeltaSink, spark: SparkSession, context: SinkContext, table: TableInfo) -> None:
+def _check_constraints(
+    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo
+) -> None:
     """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
     empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
     rules = [("constraint", name, sql) for name, sql in table.checks.items()]
@@ -217,7 +226,7 @@ def _check_constraints(sink: DeltaSink, spark: SparkSession, context: SinkContex
 
 
 def _ask_delta(
-    sink: DeltaSink,
+    sink: DeltaSinkSettings,
     spark: SparkSession,
     context: SinkContext,
     native: DeltaTables | None,
@@ -240,7 +249,7 @@ def _ask_delta(
         raise _refused(sink, context, str(error).split("\n\n")[0].strip()) from error
 
 
-def _refused(sink: DeltaSink, context: SinkContext, why: str) -> SchemaError:
+def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
     return SchemaError(
         f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
         why=why,

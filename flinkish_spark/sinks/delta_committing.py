@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flinkish_spark.bridge.delta_commits import DeltaCommits
 from flinkish_spark.bridge.delta_errors import DeltaConflict, DeltaRefused
@@ -26,9 +26,7 @@ from flinkish_spark.sinks.delta_restore import (
     note_of,
     plan_restore,
 )
-
-if TYPE_CHECKING:
-    from flinkish_spark.sinks.delta import DeltaSink
+from flinkish_spark.sinks.delta_sink_settings import DeltaSinkSettings
 
 
 class DeltaCommitter(Committer):
@@ -43,7 +41,7 @@ class DeltaCommitter(Committer):
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(
-        self, sink: DeltaSink, commits: DeltaCommits, history: DeltaHistory, context: SinkContext
+        self, sink: DeltaSinkSettings, commits: DeltaCommits, history: DeltaHistory, context: SinkContext
     ) -> None:
         self._sink, self._commits, self._history, self._context = sink, commits, history, context
         self._app_id = app_id(context.job, context.uid)

@@ -24,6 +24,7 @@ from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, Sta
 from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
 from flinkish_spark.sinks.delta_modes import OverwritePartitions, Upsert, mode_to_json
 from flinkish_spark.sinks.delta_restore import app_id
+from flinkish_spark.sinks.delta_sink_settings import DeltaSinkSettings
 from flinkish_spark.sinks.delta_table import TableInfo, fit
 from flinkish_spark.sinks.partition_values import refusing
 from flinkish_spark.sinks.python_tasks import count_in_python, reports
@@ -31,7 +32,6 @@ from flinkish_spark.sinks.python_tasks import count_in_python, reports
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from flinkish_spark.sinks.delta import DeltaSink
 
 #: Control columns in front of the fields, see StageRequest.
 _CONTROL_WIDTH = 4
@@ -85,7 +85,7 @@ class DeltaStaging(SinkWriter):
 
     passes = 2
 
-    def __init__(self, sink: DeltaSink, context: SinkContext, tools: StagingTools) -> None:
+    def __init__(self, sink: DeltaSinkSettings, context: SinkContext, tools: StagingTools) -> None:
         self._sink, self._context, self._tools = sink, context, tools
         self._known: TableInfo | None = None
 

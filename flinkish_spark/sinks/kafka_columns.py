@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -24,10 +23,8 @@ from flinkish_spark.formats import Avro, Json, Raw
 from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.exact_texts import exact_text, json_of, unfit_for_json, unfit_for_text
 from flinkish_spark.sinks.kafka_avro import avro_column, avro_misfit
+from flinkish_spark.sinks.kafka_sink_settings import KafkaSinkSettings
 from flinkish_spark.sources.json_records import json_schema
-
-if TYPE_CHECKING:
-    from flinkish_spark.sinks.kafka import KafkaSink
 
 Format = Json | Raw | Avro
 #: The columns that every writer gets, before those that not every sink has.
@@ -36,7 +33,7 @@ _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
-def check_columns(sink: KafkaSink, schema: T.StructType, uid: str) -> None:
+def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
     """Refuse columns that the stream does not have, or whose type is not what they are used for.
 
     Raises
@@ -117,7 +114,7 @@ def _named(form: Format | None) -> list[str]:
             return []
 
 
-def record_columns(sink: KafkaSink, schema: T.StructType) -> dict[str, Column]:
+def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
     """Return the parts of a record by name, in the order in which the writers want them.
 
     Key, value and topic are always there; of the others those that the sink has.

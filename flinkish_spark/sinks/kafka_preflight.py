@@ -21,69 +21,20 @@ from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 from flinkish_spark.sinks.kafka_avro import check_avro
 from flinkish_spark.sinks.kafka_columns import check_columns
 from flinkish_spark.sinks.kafka_guard import with_advice
+from flinkish_spark.sinks.kafka_sink_settings import KafkaSinkSettings
 from flinkish_spark.sinks.kafka_writers import jvm_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.sinks.base import SinkContext
-    from flinkish_spark.sinks.kafka import KafkaSink
-
-#: Settings that are the sink's own.
-_OWN = frozenset(
-    {
-        "bootstrap.servers",
-        "key.serializer",
-        "transaction.timeout.ms",
-        "transaction.two.phase.commit.enable",
-        "transactional.id",
-        "value.serializer",
-    }
-)
-#: Setting -> the values that leave idempotence as it is.
-_IDEMPOTENT: Mapping[str, frozenset[str]] = {
-    "acks": frozenset({"all", "-1"}),
-    "enable.idempotence": frozenset({"true"}),
-    "max.in.flight.requests.per.connection": frozenset("12345"),
-}
 
 #: What must fit into delivery.timeout.ms, with the writer's own defaults.
 _DELIVERY_PARTS_MS = {"linger.ms": 20, "request.timeout.ms": 30_000}
 
 
-def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) -> None:
-    """Refuse settings of the producer that are the sink's own, or that break what it promises.
-
-    Raises
-    ------
-    ConfigError
-        With the setting's name; never its value, which may be a secret.
-    """
-    for given, value in producer.items():
-        name = str(given).removeprefix("kafka.")
-        if name in _OWN:
-            raise ConfigError(
-                f"the producer setting '{given}' cannot be set",
-                why="the sink sets it itself, and exactly-once depends on it",
-                what_to_do="use the sink's own parameters, or leave it out",
-                setting=given,
-            )
-        if not isinstance(value, str):
-            raise ConfigError(f"the producer setting '{given}' must be text", setting=given)
-        if guarantee is DeliveryGuarantee.NONE:
-            continue
-        allowed, text = _IDEMPOTENT.get(name), value.strip().lower()
-        if (allowed is not None and text not in allowed) or (name == "retries" and text == "0"):
-            raise ConfigError(
-                f"the producer setting '{given}' cannot have this value",
-                why=f"DeliveryGuarantee.{guarantee.name} depends on it",
-                what_to_do="leave it out, or use DeliveryGuarantee.NONE",
-                setting=given,
-            )
-
-
-def preflight(sink: KafkaSink, spark: SparkSession, context: SinkContext) -> None:
-    """Refuse what cannot work; see :meth:`KafkaSink.preflight`."""
+def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
+    """Refuse what cannot work; see :meth:`~flinkish_spark.KafkaSink.preflight`."""
     check_columns(sink, context.schema, context.uid)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if isinstance(form, Avro):
@@ -110,7 +61,7 @@ def preflight(sink: KafkaSink, spark: SparkSession, context: SinkContext) -> Non
                 raise_translated(with_advice(refused, context.uid, needed_ms), refused)
 
 
-def _check_barriers(sink: KafkaSink, context: SinkContext) -> None:
+def _check_barriers(sink: KafkaSinkSettings, context: SinkContext) -> None:
     if sink.barriers is BarrierRecords.NONE:
         return
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
@@ -122,7 +73,7 @@ def _check_barriers(sink: KafkaSink, context: SinkContext) -> None:
         )
 
 
-def _check_settings(sink: KafkaSink, spark: SparkSession, uid: str) -> None:
+def _check_settings(sink: KafkaSinkSettings, spark: SparkSession, uid: str) -> None:
     if not sink.needs_shim:
         require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
         return
@@ -157,7 +108,7 @@ def check_delivery_timeout(settings: Mapping[str, str], uid: str) -> None:
         )
 
 
-def _check_timeout(sink: KafkaSink, context: SinkContext) -> None:
+def _check_timeout(sink: KafkaSinkSettings, context: SinkContext) -> None:
     least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
     if sink.transaction_timeout_ms < least:
         raise ConfigError(
@@ -168,7 +119,7 @@ def _check_timeout(sink: KafkaSink, context: SinkContext) -> None:
         )
 
 
-def _check_rights(sink: KafkaSink, wire: KafkaWire, uid: str) -> None:
+def _check_rights(sink: KafkaSinkSettings, wire: KafkaWire, uid: str) -> None:
     client = ProduceClient(wire)
     denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(sink.topics))
     if denied:

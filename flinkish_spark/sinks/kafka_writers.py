@@ -28,12 +28,12 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.sinks.kafka_barriers import KafkaStaged, checkpoint_in, stage_barrier
 from flinkish_spark.sinks.kafka_columns import HEADERS, MISFIT, PARTITION, TIMESTAMP, record_columns
+from flinkish_spark.sinks.kafka_sink_settings import KafkaSinkSettings
 from flinkish_spark.sinks.python_tasks import StageInPython, reports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from flinkish_spark.sinks.kafka import KafkaSink
 
 #: Which job and which of its sinks wrote a record.
 JOB_HEADER, UID_HEADER = "flinkish-job", "flinkish-uid"
@@ -46,7 +46,7 @@ BATCH_HEADER = "flinkish-batch"
 class KafkaWriter(SinkWriter):
     """Writes the records of a micro-batch into one output per task."""
 
-    def __init__(self, sink: KafkaSink, context: SinkContext) -> None:
+    def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
             limits = {name: info.max_message_bytes for name, info in admin.topics(sink.topics).items()}
@@ -162,7 +162,7 @@ class JvmWriter(KafkaWriter):
         return stage_kafka(rows, options)
 
 
-def jvm_options(sink: KafkaSink, max_record_bytes: int) -> dict[str, Any]:
+def jvm_options(sink: KafkaSinkSettings, max_record_bytes: int) -> dict[str, Any]:
     """Return the options of the JAR's writer that are the same for all micro-batches of a sink."""
     producer = {name.removeprefix("kafka."): value for name, value in sink.producer.items()}
     oversize, letters = _policy(sink.oversize_policy)
