@@ -27,8 +27,10 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Self
+
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
 
 _Convert = Callable[[Any], Any]
 _SCALARS = {
@@ -37,6 +39,7 @@ _SCALARS = {
     bool: ("true or false", (bool,)),
     float: ("a number", (int, float)),
 }
+_UNIONS = (typing.Union, types.UnionType)
 _ABSENT = object()
 #: Of a field's metadata.
 _MEMBER = "flinkish_spark.stored"
@@ -123,6 +126,18 @@ class Check:
     check: _Convert
 
 
+def whole(least: int, most: Limit = UNLIMITED) -> Check:
+    """Return the check of a whole number that is one from `least` to `most`."""
+
+    def checked(value: Any) -> int:
+        try:
+            return checked_whole("it", value, least, most)
+        except UnusableValueError as error:
+            raise _wrong(error.wanted, value) from None
+
+    return Check(checked)
+
+
 class Stored:
     """A dataclass that is stored as an object; see the module's head.
 
@@ -204,7 +219,7 @@ def _form(hint: Any) -> Form:
         return Form(None, lambda value: value)
     if hint in _SCALARS:
         return Form(None, functools.partial(_scalar, *_SCALARS[hint]))
-    if kind in (typing.Union, types.UnionType):
+    if kind in _UNIONS:
         return _union(hint, args)
     if kind is tuple and args[-1] is not ...:
         return Form(_row_writer(args, tuple), _row_reader(args, lambda *given: given))
@@ -270,9 +285,10 @@ def _getter(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _object_writer(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _Member]]) -> _Convert:
     ordered = [one for one in members if one[2].at is None]
-    for one in members:
-        if one[2].at is not None:
-            ordered.insert(one[2].at, one)
+    for at, one in sorted(
+        ((one[2].at or 0, one) for one in members if one not in ordered), key=itemgetter(0)
+    ):
+        ordered.insert(at, one)
     keys = [member.key or field.name for field, _, member in ordered]
     # A value that is an attribute of the field's is got together with all others.
     further = ["" if m.presence is Presence.LEFT_OUT else _further(hint) for _, hint, m in ordered]
@@ -378,7 +394,7 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
 def _kind(hint: Any) -> Any:
     """Return the type of the values that are taken as they are; there may be others."""
     args = typing.get_args(hint)
-    return args[0] if len(args) == 2 and args[1] is type(None) else hint
+    return args[0] if typing.get_origin(hint) in _UNIONS and args[1:] == (type(None),) else hint
 
 
 def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:

@@ -46,6 +46,7 @@ def checked_instance(value: str, what: str) -> str:
 
 #: Hints of names as they are stored.
 Uid = Annotated[str, Check(partial(checked_name, what="uid"))]
+Instance = Annotated[str, Check(partial(checked_instance, what="name"))]
 SinkUid = Annotated[str, Check(partial(checked_name, what="sink uid"))]
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
-from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Check, Form, Stored, StoredRow
+from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
-from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.time_facts import BatchTimes
 
 Json = Mapping[str, Any]
@@ -130,7 +128,7 @@ class Committable(Stored):
     payload: Json
 
 
-_Dropped = Annotated[int, Check(partial(checked_whole, "late_dropped", least=1))]
+_Dropped = Annotated[int, whole(1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from flinkish_spark.protocol.codec import Presence, Stored, StoredRow
 from flinkish_spark.protocol.ids import checked_instance, checked_name
-from flinkish_spark.protocol.json_values import list_of
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -265,25 +264,6 @@ def checked_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     return value
-
-
-def rows_of(stored: Mapping[str, Any], name: str, length: int) -> list[list[Any]]:
-    """Return the member `name`, a list of lists of `length`; empty if it is left out."""
-    rows = [list_of(one, f"one of {name}") for one in list_of(stored.get(name, []), name)]
-    for row in rows:
-        if len(row) != length:
-            raise ValueError(f"one of {name} must have {length} values, got {row!r}")
-    return rows
-
-
-def whole_numbers(name: str, value: Any) -> frozenset[int]:
-    """Return a stored list of numbers without repetitions, else raise ValueError."""
-    listed = list_of(value, name)
-    # An unhashable one is refused here and not by the set.
-    numbers = frozenset(checked_whole(name, one, least=0) for one in listed)
-    if len(numbers) != len(listed):
-        raise ValueError(f"{name} must not repeat, got {listed!r}")
-    return numbers
 
 
 def once_each(name: str, keys: Iterable[Any]) -> None:
