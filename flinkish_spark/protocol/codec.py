@@ -138,18 +138,8 @@ def whole(least: int, most: Limit = UNLIMITED) -> Check:
     return Check(checked)
 
 
-class Stored:
-    """A dataclass that is stored as an object; see the module's head.
-
-    Examples
-    --------
-    >>> @dataclass(frozen=True, slots=True)
-    ... class Share(Stored):
-    ...     rows: int
-    ...     size_bytes: int = dataclasses.field(default=0, metadata=stored("bytes", Presence.LEFT_OUT))
-    >>> Share(3).to_json(), Share.from_json({"rows": 3, "bytes": 5})
-    ({'rows': 3}, Share(rows=3, size_bytes=5))
-    """
+class Record:
+    """What the three bases share."""
 
     __slots__ = ()
     #: Of members whose fields have a default, and no metadata.
@@ -158,11 +148,6 @@ class Stored:
     IS_CLOSED: ClassVar[bool] = False
     #: A member, and the value by which it tells this class from others of a union.
     TAG: ClassVar[tuple[str, str] | None] = None
-
-    def to_json(self) -> Any:
-        """Return the stored form."""
-        cls: Any = type(self)
-        return _form(cls).write(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -179,16 +164,49 @@ class Stored:
         """Raise ValueError if what was read cannot be. What is made otherwise may be: it is not asked."""
 
 
-class StoredRow(Stored):
+class Stored(Record):
+    """A dataclass that is stored as an object; see the module's head.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True, slots=True)
+    ... class Share(Stored):
+    ...     rows: int
+    ...     size_bytes: int = dataclasses.field(default=0, metadata=stored("bytes", Presence.LEFT_OUT))
+    >>> Share(3).to_json(), Share.from_json({"rows": 3, "bytes": 5})
+    ({'rows': 3}, Share(rows=3, size_bytes=5))
+    """
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        cls: Any = type(self)
+        found: dict[str, Any] = _form(cls).write(self)
+        return found
+
+
+class StoredRow(Record):
     """A dataclass that is stored as a list of its fields' values."""
 
     __slots__ = ()
 
+    def to_json(self) -> list[Any]:
+        """Return the stored form."""
+        cls: Any = type(self)
+        found: list[Any] = _form(cls).write(self)
+        return found
 
-class StoredAlone(Stored):
+
+class StoredAlone(Record):
     """A dataclass of one field that is stored as that field's value: a number, a text."""
 
     __slots__ = ()
+
+    def to_json(self) -> Any:
+        """Return the stored form."""
+        cls: Any = type(self)
+        return _form(cls).write(self)
 
 
 def write(hint: Any, value: Any) -> Any:
@@ -229,7 +247,7 @@ def _form(hint: Any) -> Form:
         return _mapping(*args)
     if issubclass(kind, enum.Enum):
         return _enum(kind)
-    if not issubclass(kind, Stored):
+    if not issubclass(kind, Record):
         return Form(methodcaller("to_json"), _ours(kind.from_json))
     return _dataclass(kind)
 
@@ -270,7 +288,7 @@ def _alone_reader(cls: Any, hint: Any) -> _Convert:
     return read_alone
 
 
-def _member(cls: type[Stored], field: dataclasses.Field[Any]) -> _Member:
+def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
     has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
     own = _Member(presence=cls.DEFAULTS) if has_default else _Member()
     return typing.cast(_Member, field.metadata.get(_MEMBER, own))
@@ -353,8 +371,8 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
         may_lack = member.presence in (Presence.ADDED, Presence.LEFT_OUT)
         steps.append((key, _kind(hint), _form(hint).read, _default(field) if may_lack else None))
     own: Any = cls._of_older
-    of_older = None if own.__func__ is vars(Stored)["_of_older"].__func__ else own
-    is_checked = cls._check_read is not Stored._check_read
+    of_older = None if own.__func__ is vars(Record)["_of_older"].__func__ else own
+    is_checked = cls._check_read is not Record._check_read
     known = {key for key, *_ in steps} | ({cls.TAG[0]} if cls.TAG else set())
 
     def read_object(value: Any) -> Any:
