@@ -492,8 +492,8 @@ def _tagged(tags: Mapping[tuple[str, str], Form], value: Any) -> Any:
         raise _wrong("an object", value)
     form = tags.get((key, str(value.get(key))))
     if form is None:
-        names = ", ".join(name for _, name in tags)
-        raise StoredFormError(f"{key!r} must be one of {names}, got {value.get(key)!r}")
+        names = " or ".join(name for _, name in tags)
+        raise StoredFormError(f"{key!r} is {value.get(key)!r} and not {names}: of a newer version?")
     return form.read(value)
 
 
