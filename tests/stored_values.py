@@ -309,7 +309,7 @@ class Drawn:
             *draw(st.tuples(st.integers(0, 3), COUNTS, st.integers(1, 5)))
         )
         entries = draw(st.lists(self._statistics(), max_size=4, unique_by=lambda one: one.checkpoint))
-        for one in sorted(entries, key=lambda one: one.checkpoint):
+        for one in sorted((one for one in entries if int(one.checkpoint)), key=lambda one: one.checkpoint):
             found = found.triggered(one) if one.status.value == "IN_PROGRESS" else found.ended(one)
         if draw(st.booleans()):
             found = found.restored(draw(self.of(self._class("RestoredCheckpoint")))).refused()

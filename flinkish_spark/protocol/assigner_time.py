@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from flinkish_spark.protocol.codec import Stored, whole
+from flinkish_spark.protocol.codec import ADDED, Stored, whole
 from flinkish_spark.protocol.time_facts import AssignerInput, AssignerRules, Untimed, once_each
 from flinkish_spark.protocol.watermark_valve import (
     MAX_WATERMARK_MS,
@@ -108,6 +108,7 @@ class AssignerTime:
 
 
 _TimeMs = Annotated[int, whole(0, MAX_WATERMARK_MS)]
+_Channel = tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, _TimeMs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _Members(Stored):
     known_since_ms: _TimeMs
     watermark_ms: WatermarkMs
     has_ended: bool
-    channels: tuple[tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, _TimeMs], ...]
+    channels: tuple[_Channel, ...] = field(default=(), metadata=ADDED)
 
 
 def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:

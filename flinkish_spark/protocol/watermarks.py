@@ -19,7 +19,7 @@ from typing import Annotated
 
 from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.assigner_time import AssignerTime
-from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Stored, stored, whole
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Presence, Stored, stored, whole
 from flinkish_spark.protocol.ids import Instance, Uid
 from flinkish_spark.protocol.operator_time import OperatorTime, StoredValve, joined
 from flinkish_spark.protocol.operator_watermarks import Watermarks
@@ -67,7 +67,7 @@ class EventTime(Stored):
     valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
     processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
-    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers"))
+    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
