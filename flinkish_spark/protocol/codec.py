@@ -139,7 +139,11 @@ def whole(least: int, most: Limit = UNLIMITED) -> Check:
 
 
 class Record:
-    """What the three bases share."""
+    """What the three bases share.
+
+    A class changes what is read by `_of_older` and `_check_read`. An own `from_json` or `to_json` is for its
+    callers: it is not asked where the class is the hint of another one's field.
+    """
 
     __slots__ = ()
     #: Of members whose fields have a default, and no metadata.
@@ -424,7 +428,8 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
 
 
 def _wrong(wanted: str, value: Any) -> StoredFormError:
-    return StoredFormError(f"must be {wanted}, got {value!r}", " ")
+    # It may be a whole record.
+    return StoredFormError(f"must be {wanted}, got {value!r:.200}", " ")
 
 
 def _ours(convert: _Convert) -> _Convert:
