@@ -40,8 +40,6 @@ SEEN_KEY = "flinkish:seen"
 #: The newest checkpoint behind whose records event time comes to its end.
 DRAIN_KEY = "flinkish:drain"
 _member = partial(stored, presence=Presence.LEFT_OUT)
-
-
 _Count = Annotated[int, whole(0)]
 
 
