@@ -363,6 +363,7 @@ def test_parts_that_nothing_tells_from_each_other_are_no_form() -> None:
 
 def test_values_without_a_class_have_forms_too() -> None:
     assert (write(int, 5), read(int, 5)) == (5, 5)
+    assert Number(5).to_json() == 5
     assert write(Mapping[str, Number], {"a": Number(1)}) == {"a": 1}
     assert read(Mapping[str, Number | None], {"a": 1, "b": None}) == {"a": Number(1), "b": None}
     assert write(Number | None, None) is None
