@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.gate import InputGate
 from flinkish_spark.protocol.gate_values import AlignmentSettings
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -33,7 +34,7 @@ class CutPhase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Stored):
     """The newest upstream checkpoint whose cut the source came to.
 
     Parameters
@@ -48,21 +49,6 @@ class Cut:
     phase: CutPhase
     start_delay_ms: int = 0
     alignment_ms: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "phase": self.phase.value,
-            "start_delay_ms": self.start_delay_ms,
-            "alignment_ms": self.alignment_ms,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Cut:
-        """Read the stored form."""
-        delay_ms, alignment_ms = int(value["start_delay_ms"]), int(value["alignment_ms"])
-        return cls(CheckpointId(value["checkpoint"]), CutPhase(value["phase"]), delay_ms, alignment_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from flinkish_spark.arguments import refused_as_config_errors
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.gate_values import AlignmentMode, AlignmentSettings
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.limits import UnusableValueError
 
 
 @dataclass(frozen=True)
-class UpstreamJob:
+class UpstreamJob(Stored):
     """The job that writes the topics of a source, and how the source follows its checkpoints.
 
     The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint
@@ -68,11 +68,9 @@ class UpstreamJob:
 
     def to_option(self) -> str:
         """Return the value of the source option."""
-        timeout_ms = self.alignment_timeout_ms
-        return json.dumps({"mode": self.mode.value, "alignment_timeout_ms": timeout_ms, "job": self.job})
+        return json.dumps(self.to_json())
 
     @classmethod
     def from_option(cls, text: str) -> UpstreamJob:
         """Return what :meth:`to_option` wrote."""
-        value: dict[str, Any] = json.loads(text)
-        return cls(AlignmentMode(value["mode"]), value["alignment_timeout_ms"], value["job"])
+        return cls.from_json(json.loads(text))

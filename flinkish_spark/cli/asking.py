@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 import uuid
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from flinkish_spark.cli.exits import ExitStatus
 from flinkish_spark.cli.params import Job
+from flinkish_spark.protocol.codec import Stored, stored
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.runtime.inbox import KEPT_MS
@@ -71,7 +71,7 @@ _EXIT_STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Stored):
     """How asking ended.
 
     Parameters
@@ -86,7 +86,7 @@ class Reply:
         The reason in words; for a savepoint that is complete, where it is.
     """
 
-    kind: ReplyKind
+    kind: ReplyKind = field(metadata=stored("outcome"))
     checkpoint: CheckpointId | None = None
     reason: CheckpointFailureReason | None = None
     text: str = ""
@@ -98,15 +98,6 @@ class Reply:
         if kind is ReplyKind.LEFT_TO_NEXT_START:
             text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
         return cls(kind, answer.checkpoint, answer.reason, text)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says."""
-        return {
-            "outcome": self.kind.value,
-            "checkpoint": None if self.checkpoint is None else int(self.checkpoint),
-            "reason": None if self.reason is None else self.reason.value,
-            "text": self.text,
-        }
 
 
 @dataclass(frozen=True, slots=True)

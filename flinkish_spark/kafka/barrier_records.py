@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.errors import CorruptObjectError
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, checked_name
+from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, SinkUid
 
 #: Header of a barrier record; no other record may have it.
 BARRIER_HEADER = "flinkish-barrier"
@@ -37,7 +38,7 @@ class BarrierRecords(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierMark:
+class BarrierMark(Stored):
     """What a barrier record says.
 
     Parameters
@@ -62,7 +63,7 @@ class BarrierMark:
     """
 
     job: JobUuid
-    sink: str
+    sink: SinkUid
     checkpoint: CheckpointId
     lineage: Lineage
     partitions: int
@@ -71,16 +72,7 @@ class BarrierMark:
 
     def to_header(self) -> bytes:
         """Return the value of the record's header."""
-        content = {
-            "format": _FORMAT,
-            "job": str(self.job),
-            "sink": self.sink,
-            "checkpoint": int(self.checkpoint),
-            "lineage": int(self.lineage),
-            "partitions": self.partitions,
-            "previous": None if self.previous is None else int(self.previous),
-            "written_at_ms": self.written_at_ms,
-        }
+        content = {"format": _FORMAT, **self.to_json()}
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
     @classmethod
@@ -96,16 +88,7 @@ class BarrierMark:
             content: Mapping[str, Any] = json.loads(value or b"")
             if content["format"] != _FORMAT:
                 raise ValueError(f"it has format {content['format']!r}, and only {_FORMAT} can be read")
-            previous = content["previous"]
-            return cls(
-                JobUuid(content["job"]),
-                checked_name(content["sink"], "sink uid"),
-                CheckpointId(content["checkpoint"]),
-                Lineage(content["lineage"]),
-                int(content["partitions"]),
-                None if previous is None else CheckpointId(previous),
-                int(content["written_at_ms"]),
-            )
+            return cls.from_json(content)
         except (ValueError, KeyError, TypeError) as wrong:
             raise CorruptObjectError(
                 f"a record has the header '{BARRIER_HEADER}' and is no barrier record of this version",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
@@ -32,6 +33,7 @@ from flinkish_spark.kafka.answers import (
     Marker,
     name_of,
 )
+from flinkish_spark.protocol.codec import Stored
 
 #: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
 _PEEK_BYTES = 64 * 1024
@@ -60,8 +62,10 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Stored):
     """The place of one record that a transaction wrote."""
+
+    IS_CLOSED: ClassVar = True
 
     topic: str
     partition: int

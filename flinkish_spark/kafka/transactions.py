@@ -12,9 +12,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from flinkish_spark.clock import Clock, SystemClock
 from flinkish_spark.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
@@ -31,6 +31,7 @@ from flinkish_spark.kafka.answers import (
 )
 from flinkish_spark.kafka.evidence import Evidence, EvidenceReader, Fate, Finding
 from flinkish_spark.kafka.options import KafkaConnection
+from flinkish_spark.protocol.codec import ADDED, Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
 
@@ -44,7 +45,7 @@ _EVIDENCE_PATIENCE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaCommittable:
+class KafkaCommittable(Stored):
     """A prepared transaction: what any process needs to commit or abort it.
 
     Written by the task that staged the records, after every record was acknowledged; stored in
@@ -62,12 +63,14 @@ class KafkaCommittable:
         The EndTxn version the handle was prepared for.
     """
 
+    IS_CLOSED: ClassVar = True
+
     transactional_id: str
     producer_id: int
     producer_epoch: int
     evidence: Evidence
     records: int
-    protocol_version: int = END_TXN_VERSION
+    protocol_version: int = field(default=END_TXN_VERSION, metadata=ADDED)
 
     def __post_init__(self) -> None:
         if not isinstance(self.transactional_id, str) or not self.transactional_id:
@@ -82,20 +85,8 @@ class KafkaCommittable:
                 f"EndTxn version {self.protocol_version!r} is not supported, only {END_TXN_VERSION}"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of JSON values; :meth:`from_json` is its inverse."""
-        place = self.evidence
-        return {
-            "transactional_id": self.transactional_id,
-            "producer_id": self.producer_id,
-            "producer_epoch": self.producer_epoch,
-            "evidence": {"topic": place.topic, "partition": place.partition, "offset": place.offset},
-            "records": self.records,
-            "protocol_version": self.protocol_version,
-        }
-
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> KafkaCommittable:
+    def from_json(cls, value: Any) -> Self:
         """Return the committable that `value` holds.
 
         Raises
@@ -104,11 +95,10 @@ class KafkaCommittable:
             If a field is missing, unknown or out of range.
         """
         try:
-            fields = dict(value)
-            fields["evidence"] = Evidence(**fields["evidence"])
-            return cls(**fields)
-        except (TypeError, KeyError, ValueError) as wrong:
+            found: Self = read(cls, value)
+        except ValueError as wrong:
             raise CorruptObjectError("A stored Kafka committable cannot be read", why=str(wrong)) from wrong
+        return found
 
 
 @dataclass(frozen=True, slots=True)

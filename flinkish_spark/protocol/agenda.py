@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.time_facts import Place, TimerReport, once_each, rows_of
+from flinkish_spark.protocol.codec import read
+from flinkish_spark.protocol.time_facts import Place, TimerReport, once_each
 
 _NOBODYS: Mapping[str, int] = {}
 
@@ -113,13 +114,13 @@ class Agenda:
         ]
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any], name: str) -> Agenda:
-        """Read the stored form, a member of `stored`; raise ValueError if it is none."""
+    def from_json(cls, value: Any) -> Agenda:
+        """Read the stored form; raise ValueError if it is none."""
         # The same checks as a report's.
-        reports = [TimerReport(*row) for row in rows_of(stored, name, 4)]
+        reports = read(tuple[TimerReport, ...], value)
         once_each("the key group", ((one.operator, one.group) for one in reports))
         if any(one.event_time_ms is None and one.processing_time_ms is None for one in reports):
-            raise ValueError(f"{name} names a key group without timers")
+            raise ValueError("a key group without timers is named")
         return cls().after(reports)
 
 

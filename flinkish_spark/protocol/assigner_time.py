@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.json_values import member, object_of
-from flinkish_spark.protocol.limits import checked_whole
-from flinkish_spark.protocol.time_facts import (
-    AssignerInput,
-    AssignerRules,
-    Untimed,
-    checked_flag,
-    checked_processing_time,
-    checked_watermark,
-    once_each,
-    rows_of,
+from flinkish_spark.protocol.codec import ADDED, Stored, whole
+from flinkish_spark.protocol.time_facts import AssignerInput, AssignerRules, Untimed, once_each
+from flinkish_spark.protocol.watermark_valve import (
+    MAX_WATERMARK_MS,
+    ChannelStatus,
+    Valve,
+    ValveChannel,
+    WatermarkMs,
 )
-from flinkish_spark.protocol.watermark_valve import ChannelStatus, Valve, ValveChannel
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +89,37 @@ class AssignerTime:
             has_ended=has_ended,
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return the stored form."""
-        return {
-            "known_since_ms": self.known_since_ms,
-            "watermark_ms": self.valve.watermark_ms,
-            "has_ended": self.has_ended,
-            "channels": [
-                [number, one.watermark_ms, one.status.value, one.counts, self.silent_since_ms[number]]
-                for number, one in sorted(self.valve.channels.items())
-            ],
-        }
+        channels = tuple(
+            (number, one.watermark_ms, one.status, one.counts, self.silent_since_ms[number])
+            for number, one in sorted(self.valve.channels.items())
+        )
+        return _Members(self.known_since_ms, self.valve.watermark_ms, self.has_ended, channels).to_json()
 
     @classmethod
     def from_json(cls, value: Any) -> AssignerTime:
         """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "an assigner")
-        rows = rows_of(stored, "channels", 5)
-        numbers = [checked_whole("channel", row[0], least=0) for row in rows]
-        once_each("channel", numbers)
-        return cls(
-            checked_processing_time("known_since_ms", member(stored, "known_since_ms")),
-            Valve(
-                {number: channel_from(*row[1:4]) for number, row in zip(numbers, rows, strict=True)},
-                checked_watermark("watermark_ms", member(stored, "watermark_ms")),
-            ),
-            {
-                number: checked_processing_time("silent_since_ms", row[4])
-                for number, row in zip(numbers, rows, strict=True)
-            },
-            checked_flag("has_ended", member(stored, "has_ended")),
-        )
+        found = _Members.from_json(value)
+        once_each("channel", (number for number, *_ in found.channels))
+        valve = Valve({one[0]: ValveChannel(*one[1:4]) for one in found.channels}, found.watermark_ms)
+        silent_since_ms = {number: since_ms for number, *_, since_ms in found.channels}
+        return cls(found.known_since_ms, valve, silent_since_ms, found.has_ended)
+
+
+_TimeMs = Annotated[int, whole(0, MAX_WATERMARK_MS)]
+_Channel = tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, _TimeMs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Members(Stored):
+    """An :class:`AssignerTime` as it is stored: what is known of a channel stands together."""
+
+    known_since_ms: _TimeMs
+    watermark_ms: WatermarkMs
+    has_ended: bool
+    channels: tuple[_Channel, ...] = field(default=(), metadata=ADDED)
 
 
 def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
     return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
-
-
-def channel_from(watermark_ms: Any, status: Any, counts: Any) -> ValveChannel:
-    """Return a stored channel of a valve; raise ValueError if it is none."""
-    return ValveChannel(
-        checked_watermark("watermark_ms", watermark_ms), ChannelStatus(status), checked_flag("counts", counts)
-    )

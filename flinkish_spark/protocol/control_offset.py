@@ -12,12 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.json_values import list_of, object_of
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.codec import (
+    INLINE,
+    Form,
+    Presence,
+    Stored,
+    StoredRow,
+    read,
+    stored,
+    whole,
+    write,
+)
 from flinkish_spark.protocol.operator_watermarks import Watermarks
-from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from flinkish_spark.protocol.watermark_valve import MIN_WATERMARK_MS, WatermarkMs
 
 #: The checkpoint; the watermark in milliseconds, and those of operators that are further, by uid.
 CHECKPOINT_KEY, WATERMARK_KEY, ABOVE_KEY = "flinkish:checkpoint", "flinkish:watermark", "flinkish:watermarks"
@@ -29,10 +39,33 @@ PINNED_KEY = "flinkish:pinned"
 SEEN_KEY = "flinkish:seen"
 #: The newest checkpoint behind whose records event time comes to its end.
 DRAIN_KEY = "flinkish:drain"
+_member = partial(stored, presence=Presence.LEFT_OUT)
+_Count = Annotated[int, whole(0)]
+
+
+def _bits(groups: Iterable[int]) -> str:
+    mask = 0
+    for group in groups:
+        mask |= 1 << group
+    return f"{mask:x}"
+
+
+def _groups(bits: Any) -> frozenset[int]:
+    if not isinstance(bits, str):
+        raise ValueError(f"key groups must be hexadecimal digits, got {bits!r}")
+    mask = int(bits, 16)
+    return frozenset(group for group in range(mask.bit_length()) if mask >> group & 1)
+
+
+#: A bit for each key group, in hexadecimal digits.
+_GroupBits = Annotated[frozenset[int], Form(_bits, _groups)]
+_PAIRS = tuple[tuple[_Count, _GroupBits], ...]
+#: By reporter number, as pairs and in order.
+_GROUPS = Form(lambda groups: write(_PAIRS, sorted(groups.items())), lambda pairs: dict(read(_PAIRS, pairs)))
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(StoredRow):
     """Key groups that a micro-batch calls although they may have no records: their timers are due.
 
     Parameters
@@ -48,33 +81,25 @@ class Wake:
     [7, [[0, '9']]]
     """
 
-    batch: int
-    groups: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    batch: _Count
+    groups: Annotated[Mapping[int, frozenset[int]], _GROUPS] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int]]:
         """Return pairs of reporter number and key group, in order."""
         return [(number, group) for number, found in sorted(self.groups.items()) for group in sorted(found)]
 
-    def to_json(self) -> list[Any]:
-        """Return the stored form: by reporter number a bit for each key group, in hexadecimal digits."""
-        bits = [[number, _bits(groups)] for number, groups in sorted(self.groups.items())]
-        return [self.batch, bits]
-
-    @classmethod
-    def from_json(cls, value: Any) -> Wake:
-        """Read the stored form; raise ValueError if it is none."""
-        batch, groups = list_of(value, "wake")
-        found = {}
-        for number, bits in list_of(groups, "groups"):
-            found[checked_whole("number", number, least=0)] = _groups(bits)
-        return cls(checked_whole("batch", batch, least=0), found)
-
 
 _NOTHING_SEEN = Watermarks()
+_Above = Mapping[str, int]
+_SORTED = Form(lambda above: dict(sorted(above.items())), partial(read, _Above))
+_SEEN = Form(
+    lambda seen: [seen.least_ms, dict(sorted(seen.above.items()))],
+    lambda pair: Watermarks(*read(tuple[WatermarkMs, _Above], pair)),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class TimeOffer:
+class TimeOffer(Stored):
     """Where time stands for a micro-batch.
 
     Parameters
@@ -96,11 +121,11 @@ class TimeOffer:
     {'flinkish:watermark': 60000, 'flinkish:watermarks': {'tops': 90000}}
     """
 
-    watermark_ms: int = MIN_WATERMARK_MS
-    has_ended: bool = False
-    wake: Wake | None = None
-    above: Mapping[str, int] = field(default_factory=dict)
-    seen: Watermarks = _NOTHING_SEEN
+    watermark_ms: WatermarkMs = field(default=MIN_WATERMARK_MS, metadata=_member(WATERMARK_KEY))
+    has_ended: bool = field(default=False, metadata=_member(END_KEY, at=2))
+    wake: Wake | None = field(default=None, metadata=_member(WAKE_KEY))
+    above: Annotated[_Above, _SORTED] = field(default_factory=dict, metadata=_member(ABOVE_KEY, at=1))
+    seen: Annotated[Watermarks, _SEEN] = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))
 
     def __post_init__(self) -> None:
         Watermarks(self.watermark_ms, self.above)
@@ -136,43 +161,13 @@ class TimeOffer:
         """Return reporter numbers and key groups that a micro-batch between `before` and this one calls."""
         return [] if self.wake is None or self.wake == before.wake else self.wake.rows()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form: members of an offset."""
-        stored: dict[str, Any] = {}
-        if self.watermark_ms != MIN_WATERMARK_MS:
-            stored[WATERMARK_KEY] = self.watermark_ms
-        if self.above:
-            stored[ABOVE_KEY] = dict(sorted(self.above.items()))
-        if self.has_ended:
-            stored[END_KEY] = True
-        if self.wake is not None:
-            stored[WAKE_KEY] = self.wake.to_json()
-        if self.seen != _NOTHING_SEEN:
-            stored[SEEN_KEY] = [self.seen.least_ms, dict(sorted(self.seen.above.items()))]
-        return stored
-
-    @classmethod
-    def from_json(cls, offset: Mapping[str, Any]) -> TimeOffer:
-        """Read it out of an offset; raise ValueError if what is there is none."""
-        watermark_ms = offset.get(WATERMARK_KEY, MIN_WATERMARK_MS)
-        wake = offset.get(WAKE_KEY)
-        least_ms, above = list_of(offset.get(SEEN_KEY, [MIN_WATERMARK_MS, {}]), SEEN_KEY)
-        checked_whole(SEEN_KEY, least_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
-        return cls(
-            checked_whole(WATERMARK_KEY, watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS),
-            bool(offset.get(END_KEY, False)),
-            None if wake is None else Wake.from_json(wake),
-            object_of(offset.get(ABOVE_KEY, {}), ABOVE_KEY),
-            Watermarks(least_ms, object_of(above, SEEN_KEY)),
-        )
-
 
 #: Before anything was said about time.
 NO_TIME_YET = TimeOffer()
 
 
 @dataclass(frozen=True, slots=True)
-class ControlOffset:
+class ControlOffset(Stored):
     """Everything that the driver has said.
 
     Parameters
@@ -194,10 +189,10 @@ class ControlOffset:
     {'flinkish:checkpoint': 3, 'flinkish:watermark': 60000}
     """
 
-    checkpoint: int = 0
-    time: TimeOffer = NO_TIME_YET
-    pinned_batch: int | None = None
-    drained: int = 0
+    checkpoint: int = field(default=0, metadata=stored(CHECKPOINT_KEY, Presence.ADDED))
+    time: TimeOffer = field(default=NO_TIME_YET, metadata=INLINE)
+    pinned_batch: _Count | None = field(default=None, metadata=_member(PINNED_KEY))
+    drained: _Count = field(default=0, metadata=_member(DRAIN_KEY))
 
     def raised_to(self, other: ControlOffset) -> ControlOffset:
         """Return what is further, member by member."""
@@ -208,21 +203,6 @@ class ControlOffset:
             max(pinned, default=None),
             max(self.drained, other.drained),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form: members of an offset."""
-        pinned = {} if self.pinned_batch is None else {PINNED_KEY: self.pinned_batch}
-        drained = {DRAIN_KEY: self.drained} if self.drained else {}
-        return {CHECKPOINT_KEY: self.checkpoint, **self.time.to_json(), **pinned, **drained}
-
-    @classmethod
-    def from_json(cls, offset: Mapping[str, Any]) -> ControlOffset:
-        """Read it out of an offset of any source; raise ValueError if what is there is none."""
-        pinned = offset.get(PINNED_KEY)
-        if pinned is not None:
-            pinned = checked_whole(PINNED_KEY, pinned, least=0)
-        drained = checked_whole(DRAIN_KEY, offset.get(DRAIN_KEY, 0), least=0)
-        return cls(int(offset.get(CHECKPOINT_KEY, 0)), TimeOffer.from_json(offset), pinned, drained)
 
     @classmethod
     def newest(cls, sources: Iterable[Any]) -> ControlOffset:
@@ -258,17 +238,3 @@ class ControlOffset:
         if not wakes or wakes[0] is None or wakes[0].batch != batch or wakes.count(wakes[0]) != len(wakes):
             return []
         return wakes[0].rows()
-
-
-def _bits(groups: Iterable[int]) -> str:
-    mask = 0
-    for group in groups:
-        mask |= 1 << group
-    return f"{mask:x}"
-
-
-def _groups(bits: Any) -> frozenset[int]:
-    if not isinstance(bits, str):
-        raise ValueError(f"key groups must be hexadecimal digits, got {bits!r}")
-    mask = int(bits, 16)
-    return frozenset(group for group in range(mask.bit_length()) if mask >> group & 1)

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import PastRewind, RewindKind, Tables
 from flinkish_spark.protocol.purpose import CheckpointPurpose
-from flinkish_spark.protocol.records import Committable, Json, StagedBatch
+from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
 
@@ -26,7 +27,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Stored):
     """The one create-if-absent object per checkpoint id.
 
     A COMMIT carries all that is needed to finish it in any process: the batches with their
@@ -56,11 +57,15 @@ class Decision:
     offsets_text: str = ""
     commits_text: str = ""
     uids: tuple[str, ...] = ()
-    purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
-    triggered_at_ms: int = 0
-    finished: tuple[str, ...] = ()
-    hook_states: Mapping[str, Any] = field(default_factory=dict)
-    times: EventTime | None = None
+    purpose: CheckpointPurpose = field(default=CheckpointPurpose.PERIODIC, metadata=ADDED)
+    triggered_at_ms: int = field(default=0, metadata=ADDED)
+    finished: tuple[str, ...] = field(default=(), metadata=ADDED)
+    hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
+    times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+
+    def _check_read(self) -> None:
+        if self.verdict is Verdict.COMMIT and not self.batches:
+            raise ValueError(f"the decision of checkpoint {self.checkpoint} is COMMIT without a batch")
 
     @property
     def batch(self) -> BatchId:
@@ -79,56 +84,9 @@ class Decision:
         """Return the committables of `sink` in batch order, each with its batch."""
         return tuple((b, c) for b in self.batches for c in b.committables if c.sink == sink)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {
-            "checkpoint": int(self.checkpoint),
-            "verdict": self.verdict.value,
-            "owner_epoch": int(self.owner_epoch),
-            "decided_at_ms": self.decided_at_ms,
-            "reason": self.reason,
-            "lineage": int(self.lineage),
-            "batches": [b.to_json() for b in self.batches],
-            "offsets_text": self.offsets_text,
-            "commits_text": self.commits_text,
-            "uids": list(self.uids),
-            "purpose": self.purpose.value,
-            "triggered_at_ms": self.triggered_at_ms,
-            "finished": list(self.finished),
-            "hook_states": dict(self.hook_states),
-        }
-        if self.times is not None:
-            stored["times"] = self.times.to_json()
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Json) -> Decision:
-        """Read the stored form."""
-        decision = cls(
-            CheckpointId(value["checkpoint"]),
-            Verdict(value["verdict"]),
-            OwnerEpoch(value["owner_epoch"]),
-            int(value["decided_at_ms"]),
-            str(value["reason"]),
-            Lineage(value["lineage"]),
-            tuple(StagedBatch.from_json(b) for b in value["batches"]),
-            str(value["offsets_text"]),
-            str(value["commits_text"]),
-            tuple(str(u) for u in value["uids"]),
-            # Written by versions before these existed.
-            CheckpointPurpose(value.get("purpose", CheckpointPurpose.PERIODIC.value)),
-            int(value.get("triggered_at_ms", 0)),
-            tuple(str(u) for u in value.get("finished", ())),
-            dict(value.get("hook_states", {})),
-            None if value.get("times") is None else EventTime.from_json(value["times"]),
-        )
-        if decision.verdict is Verdict.COMMIT and not decision.batches:
-            raise ValueError(f"the decision of checkpoint {decision.checkpoint} is COMMIT without a batch")
-        return decision
-
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Stored):
     """Written after every sink and the group offsets are committed: the checkpoint is confirmed.
 
     Parameters
@@ -146,43 +104,11 @@ class Receipt:
     confirmed_at_ms: int
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "owner_epoch": int(self.owner_epoch),
-            "confirmed_at_ms": self.confirmed_at_ms,
-            "answers": {sink: list(answers) for sink, answers in self.answers.items()},
-            "group_offsets": {
-                g: {t: dict(ps) for t, ps in topics.items()} for g, topics in self.group_offsets.items()
-            },
-            "facts": {sink: dict(facts) for sink, facts in self.facts.items()},
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Receipt:
-        """Read the stored form."""
-        return cls(
-            CheckpointId(value["checkpoint"]),
-            OwnerEpoch(value["owner_epoch"]),
-            int(value["confirmed_at_ms"]),
-            {str(sink): [str(a) for a in answers] for sink, answers in value["answers"].items()},
-            {
-                str(group): {
-                    str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
-                    for topic, partitions in topics.items()
-                }
-                for group, topics in value["group_offsets"].items()
-            },
-            # Written by versions before these existed.
-            {str(sink): dict(facts) for sink, facts in value.get("facts", {}).items()},
-        )
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=ADDED)
 
 
 @dataclass(frozen=True, slots=True)
-class RewindIntent:
+class RewindIntent(Stored):
     """An unfinished rewind: written before the first delete, so that recovery can finish it.
 
     Written by the recovery; moved into the history when everything that it names is done.
@@ -212,47 +138,18 @@ class RewindIntent:
     lineage: Lineage
     reason: str
     removed: Mapping[str, str]
-    kind: RewindKind = RewindKind.PLAIN
-    target: CheckpointId | None = None
-    tables: Tables = Tables.KEEP
-    order_id: str = ""
+    kind: RewindKind = field(default=RewindKind.PLAIN, metadata=ADDED)
+    target: CheckpointId | None = field(default=None, metadata=ADDED)
+    tables: Tables = field(default=Tables.KEEP, metadata=ADDED)
+    order_id: str = field(default="", metadata=ADDED)
 
     def past(self) -> PastRewind:
         """Return what the history says about it once it is finished."""
         return PastRewind(self.lineage, self.kind, self.target, self.first_removed)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "first_removed": int(self.first_removed),
-            "lineage": int(self.lineage),
-            "reason": self.reason,
-            "removed": dict(self.removed),
-            "kind": self.kind.value,
-            "target": None if self.target is None else int(self.target),
-            "tables": self.tables.value,
-            "order_id": self.order_id,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> RewindIntent:
-        """Read the stored form."""
-        # Versions before orders existed wrote plain rewinds only, without their target.
-        target = value.get("target")
-        return cls(
-            BatchId(value["first_removed"]),
-            Lineage(value["lineage"]),
-            str(value["reason"]),
-            {str(k): str(v) for k, v in value["removed"].items()},
-            RewindKind(value.get("kind", RewindKind.PLAIN.value)),
-            None if target is None else CheckpointId(target),
-            Tables(value.get("tables", Tables.KEEP.value)),
-            str(value.get("order_id", "")),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class TriggerRecord:
+class TriggerRecord(Stored):
     """An id that was given out, durable before its barrier goes out.
 
     Written once, by the coordinator. Proof that the id may be pending somewhere: a new owner
@@ -263,22 +160,3 @@ class TriggerRecord:
     owner_epoch: OwnerEpoch
     purpose: CheckpointPurpose
     triggered_at_ms: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "owner_epoch": int(self.owner_epoch),
-            "purpose": self.purpose.value,
-            "triggered_at_ms": self.triggered_at_ms,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> TriggerRecord:
-        """Read the stored form."""
-        return cls(
-            CheckpointId(value["checkpoint"]),
-            OwnerEpoch(value["owner_epoch"]),
-            CheckpointPurpose(value["purpose"]),
-            int(value["triggered_at_ms"]),
-        )

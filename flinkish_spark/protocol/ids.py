@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from flinkish_spark.protocol.codec import Check, StoredAlone
 
 #: What a job name, a uid or a file name part made from one may look like.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -40,8 +44,14 @@ def checked_instance(value: str, what: str) -> str:
     return value
 
 
+#: Hints of names as they are stored.
+Uid = Annotated[str, Check(partial(checked_name, what="uid"))]
+Instance = Annotated[str, Check(partial(checked_instance, what="name"))]
+SinkUid = Annotated[str, Check(partial(checked_name, what="sink uid"))]
+
+
 @dataclass(frozen=True, slots=True, order=True)
-class _Counter:
+class _Counter(StoredAlone):
     value: int
 
     def __post_init__(self) -> None:
@@ -88,7 +98,7 @@ class Lineage(_Counter):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class JobUuid:
+class JobUuid(StoredAlone):
     """32 hex digits that name a job for ever; part of every transactional id and Delta app id."""
 
     value: str

@@ -16,10 +16,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated
 
+from flinkish_spark.protocol.codec import Check, Stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, checked_name
-from flinkish_spark.protocol.records import Json
 
 #: The lineage of a job that was never rewound.
 FIRST_LINEAGE = Lineage(0)
@@ -46,7 +47,7 @@ class Tables(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RewindOrder:
+class RewindOrder(Stored):
     """A user's order to go back to a retained checkpoint.
 
     Written once, by the command line or the job's client; carried out by the next start of the
@@ -66,32 +67,11 @@ class RewindOrder:
         Wall-clock time, for people.
     """
 
-    order_id: str
+    order_id: Annotated[str, Check(partial(checked_name, what="order id"))]
     target: CheckpointId
     tables: Tables
     reason: str
     ordered_at_ms: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "order_id": self.order_id,
-            "target": int(self.target),
-            "tables": self.tables.value,
-            "reason": self.reason,
-            "ordered_at_ms": self.ordered_at_ms,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> RewindOrder:
-        """Read the stored form."""
-        return cls(
-            checked_name(value["order_id"], "order id"),
-            CheckpointId(value["target"]),
-            Tables(value["tables"]),
-            str(value["reason"]),
-            int(value["ordered_at_ms"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from flinkish_spark.protocol.codec import Form, Stored, stored
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -13,11 +14,11 @@ from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.records import SinkAck
 
 #: Topic -> partition -> first offset that is not in the checkpoint.
-Positions = Mapping[str, Mapping[int, int]]
+Positions = Mapping[str, Mapping[Annotated[int, Form(str, int)], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkShare:
+class SinkShare(Stored):
     """What one sink shows with a checkpoint.
 
     Parameters
@@ -35,18 +36,9 @@ class SinkShare:
     dead_lettered: int
     facts: Mapping[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "rows": self.rows,
-            "dropped": self.dropped,
-            "dead_lettered": self.dead_lettered,
-            "facts": dict(self.facts),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class ManifestRecord:
+class ManifestRecord(Stored):
     """A checkpoint that every sink has committed.
 
     Readers who must see whole checkpoints only read up to what the newest record names. A record of a
@@ -76,7 +68,7 @@ class ManifestRecord:
     purpose: CheckpointPurpose
     sinks: Mapping[str, SinkShare]
     offsets: Positions
-    log_began_in: Lineage = FIRST_LINEAGE
+    log_began_in: Lineage = field(default=FIRST_LINEAGE, metadata=stored(at=2))
 
     @classmethod
     def of(
@@ -106,20 +98,6 @@ class ManifestRecord:
             offsets,
             log_began_in,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; the keys are part of what readers rely on."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "lineage": int(self.lineage),
-            "log_began_in": int(self.log_began_in),
-            "first_batch": int(self.first_batch),
-            "last_batch": int(self.last_batch),
-            "decided_at_ms": self.decided_at_ms,
-            "purpose": self.purpose.value,
-            "sinks": {uid: share.to_json() for uid, share in self.sinks.items()},
-            "offsets": {t: {str(p): offset for p, offset in ps.items()} for t, ps in self.offsets.items()},
-        }
 
 
 def _share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:

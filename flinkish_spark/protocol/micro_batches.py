@@ -17,17 +17,16 @@ Pure: no file, no clock, no Kafka.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+from flinkish_spark.protocol.codec import ADDED, Stored, StoredAlone
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
-
-Json = Mapping[str, Any]
+from flinkish_spark.protocol.records import Digest, Json
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class AttemptNumber:
+class AttemptNumber(StoredAlone):
     """Number of a planned attempt; rises by one with each, over all batches and drivers."""
 
     value: int
@@ -44,7 +43,7 @@ class AttemptNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Stored):
     """A planned attempt and the block of transactional ids that its tasks use.
 
     Parameters
@@ -66,32 +65,11 @@ class Attempt:
     block: int
     highest_block: int
     planner: str
-    token: str = ""
+    token: str = field(default="", metadata=ADDED)
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.highest_block:
             raise ValueError(f"block {self.block} is not among the blocks 1 to {self.highest_block}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "number": int(self.number),
-            "block": self.block,
-            "highest_block": self.highest_block,
-            "planner": self.planner,
-            "token": self.token,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Attempt:
-        """Read the stored form."""
-        return cls(
-            AttemptNumber(value["number"]),
-            int(value["block"]),
-            int(value["highest_block"]),
-            str(value["planner"]),
-            str(value.get("token", "")),
-        )
 
 
 def next_attempt(
@@ -112,7 +90,7 @@ def next_attempt(
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPart:
+class StagedPart(Stored):
     """What one task staged.
 
     Parameters
@@ -127,30 +105,12 @@ class StagedPart:
 
     partition: int
     rows: int
-    digest: int
+    digest: Digest
     payload: Json | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        payload = None if self.payload is None else dict(self.payload)
-        return {
-            "partition": self.partition,
-            "rows": self.rows,
-            "digest": str(self.digest),
-            "payload": payload,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> StagedPart:
-        """Read the stored form."""
-        payload = value["payload"]
-        if payload is not None and not isinstance(payload, dict):
-            raise ValueError(f"the payload of a part is a {type(payload).__name__}")
-        return cls(int(value["partition"]), int(value["rows"]), int(value["digest"]), payload)
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptDecision:
+class AttemptDecision(Stored):
     """The one create-if-absent object per attempt.
 
     Parameters
@@ -178,33 +138,9 @@ class AttemptDecision:
     mends: bool = False
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "attempt": int(self.attempt),
-            "verdict": self.verdict.value,
-            "batch": None if self.batch is None else int(self.batch),
-            "parts": [part.to_json() for part in self.parts],
-            "offsets_sha256": self.offsets_sha256,
-            "mends": self.mends,
-            "reason": self.reason,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> AttemptDecision:
-        """Read the stored form."""
-        decision = cls(
-            AttemptNumber(value["attempt"]),
-            Verdict(value["verdict"]),
-            None if value["batch"] is None else BatchId(value["batch"]),
-            tuple(StagedPart.from_json(part) for part in value["parts"]),
-            str(value["offsets_sha256"]),
-            bool(value["mends"]),
-            str(value["reason"]),
-        )
-        if decision.verdict is Verdict.COMMIT and decision.batch is None:
-            raise ValueError(f"the decision of attempt {decision.attempt} is COMMIT without a batch")
-        return decision
+    def _check_read(self) -> None:
+        if self.verdict is Verdict.COMMIT and self.batch is None:
+            raise ValueError(f"the decision of attempt {self.attempt} is COMMIT without a batch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.assigner_time import AssignerTime, channel_from
-from flinkish_spark.protocol.ids import checked_instance
-from flinkish_spark.protocol.json_values import list_of, member, object_of
-from flinkish_spark.protocol.time_facts import checked_watermark, once_each, rows_of
-from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Valve
+from flinkish_spark.protocol.assigner_time import AssignerTime
+from flinkish_spark.protocol.codec import INLINE, Form, Stored, read, write
+from flinkish_spark.protocol.ids import Instance
+from flinkish_spark.protocol.json_values import member
+from flinkish_spark.protocol.time_facts import once_each
+from flinkish_spark.protocol.watermark_valve import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    ChannelStatus,
+    Valve,
+    ValveChannel,
+    WatermarkMs,
+)
+
+_ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
+
+
+def _valve_members(valve: Valve[str]) -> dict[str, Any]:
+    channels = sorted(valve.channels.items())
+    rows = [(uid, one.watermark_ms, one.status, one.counts) for uid, one in channels]
+    return {"watermark_ms": valve.watermark_ms, "valve": write(_ROWS, rows)}
+
+
+def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
+    rows = read(_ROWS, member(stored, "valve"))
+    once_each("assigner", (uid for uid, *_ in rows))
+    watermark_ms = read(WatermarkMs, member(stored, "watermark_ms"))
+    return Valve({uid: ValveChannel(*channel) for uid, *channel in rows}, watermark_ms)
+
+
+#: A valve over assigners: two members of the object that it is a part of.
+StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTime:
+class OperatorTime(Stored):
     """Where an operator stands between two micro-batches.
 
     Parameters
@@ -40,10 +67,10 @@ class OperatorTime:
     True
     """
 
-    inputs: frozenset[str]
-    instances: frozenset[str]
-    valve: Valve[str] = field(default_factory=Valve)
-    carried_ms: int = MIN_WATERMARK_MS
+    inputs: frozenset[Instance]
+    instances: frozenset[Instance]
+    valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
+    carried_ms: WatermarkMs = MIN_WATERMARK_MS
 
     @property
     def watermark_ms(self) -> int:
@@ -82,27 +109,6 @@ class OperatorTime:
         """
         return replace(self, valve=valve.without(valve.channels.keys() - self.inputs), carried_ms=carried_ms)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "inputs": sorted(self.inputs),
-            "instances": sorted(self.instances),
-            "watermark_ms": self.valve.watermark_ms,
-            "carried_ms": self.carried_ms,
-            "valve": valve_rows(self.valve),
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> OperatorTime:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "an operator")
-        return cls(
-            _names("inputs", member(stored, "inputs")),
-            _names("instances", member(stored, "instances")),
-            valve_from(stored),
-            checked_watermark("carried_ms", member(stored, "carried_ms")),
-        )
-
 
 def joined(
     valve: Valve[str], seen_ms: int, there: Mapping[str, AssignerTime], active: Collection[str]
@@ -126,24 +132,3 @@ def joined(
     valve = valve.resumed(taking_part).advanced({uid: one.valve.watermark_ms for uid, one in there.items()})
     valve = valve.silenced(there.keys() - taking_part)
     return valve.without(uid for uid in valve.channels if uid not in there or there[uid].has_ended)
-
-
-def valve_rows(valve: Valve[str]) -> list[list[Any]]:
-    """Return the stored form of the channels of a valve over assigners."""
-    channels = sorted(valve.channels.items())
-    return [[uid, one.watermark_ms, one.status.value, one.counts] for uid, one in channels]
-
-
-def valve_from(stored: Mapping[str, Any]) -> Valve[str]:
-    """Return a stored valve over assigners: the members `valve` and `watermark_ms`."""
-    member(stored, "valve")
-    rows = rows_of(stored, "valve", 4)
-    once_each("assigner", (checked_instance(row[0], "assigner") for row in rows))
-    watermark_ms = checked_watermark("watermark_ms", member(stored, "watermark_ms"))
-    return Valve({row[0]: channel_from(*row[1:]) for row in rows}, watermark_ms)
-
-
-def _names(what: str, value: Any) -> frozenset[str]:
-    names = [checked_instance(name, what) for name in list_of(value, what)]
-    once_each(f"one of {what}", names)
-    return frozenset(names)

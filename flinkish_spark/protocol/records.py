@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, checked_name
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
 from flinkish_spark.protocol.time_facts import BatchTimes
 
 Json = Mapping[str, Any]
 
 
+def _digest(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError(f"a digest is a text, got {value!r}")
+    return int(value)
+
+
+#: 64 bits as text: a JSON reader that maps numbers to doubles would lose the low ones.
+Digest = Annotated[int, Form(str, _digest)]
+
+
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(StoredRow):
     """A barrier as a sink writer saw it: the checkpoint's id and the channel it came through."""
 
     checkpoint: CheckpointId
@@ -26,7 +36,7 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeReport:
+class TimeReport(StoredRow):
     """What a source's scan or a keyed operator said about time in one task; travels like a barrier.
 
     Parameters
@@ -46,7 +56,7 @@ class TimeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAck:
+class TaskAck(Stored):
     """What one task of a sink writer saw, reported after its flush.
 
     Parameters
@@ -65,42 +75,15 @@ class TaskAck:
 
     partition: int
     rows: int
-    digest: int
+    digest: Digest
     barriers: tuple[Barrier, ...] = ()
-    dropped: int = 0
-    dead_lettered: int = 0
-    reports: tuple[TimeReport, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {
-            "partition": self.partition,
-            "rows": self.rows,
-            "digest": str(self.digest),
-            "barriers": [[int(b.checkpoint), b.channel] for b in self.barriers],
-            "dropped": self.dropped,
-            "dead_lettered": self.dead_lettered,
-        }
-        if self.reports:
-            stored["reports"] = [[r.reporter, r.place, r.first, r.second] for r in self.reports]
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Json) -> TaskAck:
-        """Read what a writer reported or :meth:`to_json` stored."""
-        return cls(
-            int(value["partition"]),
-            int(value["rows"]),
-            int(value["digest"]),
-            tuple(Barrier(CheckpointId(int(c)), int(channel)) for c, channel in value["barriers"]),
-            int(value.get("dropped", 0)),
-            int(value.get("dead_lettered", 0)),
-            tuple(TimeReport(*map(int, report)) for report in value.get("reports", ())),
-        )
+    dropped: int = field(default=0, metadata=ADDED)
+    dead_lettered: int = field(default=0, metadata=ADDED)
+    reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
-class SinkAck:
+class SinkAck(Stored):
     """The acknowledgement of one sink for one micro-batch.
 
     Parameters
@@ -113,10 +96,10 @@ class SinkAck:
         Size of what it staged; None where the system does not tell.
     """
 
-    sink: str
+    sink: SinkUid
     tasks: tuple[TaskAck, ...]
-    sync_ms: int | None = None
-    bytes: int | None = None
+    sync_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    bytes: int | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def rows(self) -> int:
@@ -133,48 +116,23 @@ class SinkAck:
         """All barrier rows, in task order."""
         return tuple(barrier for task in self.tasks for barrier in task.barriers)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {"sink": self.sink, "tasks": [task.to_json() for task in self.tasks]}
-        if self.sync_ms is not None:
-            stored["sync_ms"] = self.sync_ms
-        if self.bytes is not None:
-            stored["bytes"] = self.bytes
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Json) -> SinkAck:
-        """Read the stored form."""
-        return cls(
-            checked_name(value["sink"], "sink uid"),
-            tuple(TaskAck.from_json(t) for t in value["tasks"]),
-            value.get("sync_ms"),
-            value.get("bytes"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Committable:
+class Committable(Stored):
     """Something staged by a sink that any process can later commit or abort.
 
     `payload` belongs to the sink; the protocol carries it and never looks inside.
     """
 
-    sink: str
+    sink: SinkUid
     payload: Json
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"sink": self.sink, "payload": dict(self.payload)}
 
-    @classmethod
-    def from_json(cls, value: Json) -> Committable:
-        """Read the stored form."""
-        return cls(checked_name(value["sink"], "sink uid"), dict(value["payload"]))
+_Dropped = Annotated[int, whole(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class StagedBatch:
+class StagedBatch(Stored):
     """Everything that one attempt of a micro-batch staged.
 
     Written once by the epoch writer, after every sink flushed and before Spark writes commits/N;
@@ -193,50 +151,12 @@ class StagedBatch:
     acks: tuple[SinkAck, ...]
     committables: tuple[Committable, ...]
     blocks: tuple[int, ...] = ()
-    began_at_ms: int | None = None
-    times: BatchTimes | None = None
-    late_dropped: Mapping[str, int] = field(default_factory=dict)
+    began_at_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    times: BatchTimes | None = field(default=None, metadata=LEFT_OUT)
+    late_dropped: Mapping[Uid, _Dropped] = field(default_factory=dict, metadata=LEFT_OUT)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
         """Ids of the barriers that any sink saw in this batch."""
         return frozenset(barrier.checkpoint for ack in self.acks for barrier in ack.barriers)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {
-            "lineage": int(self.lineage),
-            "batch": int(self.batch),
-            "owner_epoch": int(self.owner_epoch),
-            "attempt": self.attempt,
-            "acks": [ack.to_json() for ack in self.acks],
-            "committables": [c.to_json() for c in self.committables],
-            "blocks": list(self.blocks),
-        }
-        if self.began_at_ms is not None:
-            stored["began_at_ms"] = self.began_at_ms
-        if self.times is not None:
-            stored["times"] = self.times.to_json()
-        if self.late_dropped:
-            stored["late_dropped"] = dict(self.late_dropped)
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Json) -> StagedBatch:
-        """Read the stored form."""
-        return cls(
-            Lineage(value["lineage"]),
-            BatchId(value["batch"]),
-            OwnerEpoch(value["owner_epoch"]),
-            int(value["attempt"]),
-            tuple(SinkAck.from_json(a) for a in value["acks"]),
-            tuple(Committable.from_json(c) for c in value["committables"]),
-            tuple(int(b) for b in value["blocks"]),
-            value.get("began_at_ms"),
-            None if value.get("times") is None else BatchTimes.from_json(value["times"]),
-            _counts(value.get("late_dropped", {})),
-        )
-
-
-def _counts(value: Json) -> dict[str, int]:
-    return {checked_name(uid, "uid"): checked_whole("late_dropped", n, least=1) for uid, n in value.items()}

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, checked_name
-from flinkish_spark.protocol.records import Committable, Json, SinkAck, StagedBatch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, SinkUid
+from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 
 #: Returns the Spark partition whose rows a committable holds; None if it does not hold one's.
 TaskOf = Callable[[Committable], int | None]
@@ -183,7 +183,7 @@ def _by_task(ack: SinkAck) -> dict[int, tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class RestagedEpoch:
+class RestagedEpoch(Stored):
     """A finished replay: what a decided checkpoint commits from now on.
 
     Written once per replay, by whoever carried it out, when everything it names is staged; what it replaces
@@ -203,38 +203,14 @@ class RestagedEpoch:
     number: int
     owner_epoch: OwnerEpoch
     restaged_at_ms: int
-    sink: str
+    sink: SinkUid
     reason: str
     batches: tuple[StagedBatch, ...]
+
+    def _check_read(self) -> None:
+        if not self.batches:
+            raise ValueError(f"a replay of checkpoint {self.checkpoint} without a micro-batch")
 
     def apply(self, decision: Decision) -> Decision:
         """Return the decision with what has been staged again."""
         return replace(decision, batches=self.batches)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "number": self.number,
-            "owner_epoch": int(self.owner_epoch),
-            "restaged_at_ms": self.restaged_at_ms,
-            "sink": self.sink,
-            "reason": self.reason,
-            "batches": [batch.to_json() for batch in self.batches],
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> RestagedEpoch:
-        """Read the stored form."""
-        found = cls(
-            CheckpointId(value["checkpoint"]),
-            int(value["number"]),
-            OwnerEpoch(value["owner_epoch"]),
-            int(value["restaged_at_ms"]),
-            checked_name(value["sink"], "sink uid"),
-            str(value["reason"]),
-            tuple(StagedBatch.from_json(b) for b in value["batches"]),
-        )
-        if not found.batches:
-            raise ValueError(f"a replay of checkpoint {found.checkpoint} without a micro-batch")
-        return found

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
+from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
-from flinkish_spark.protocol.records import Json
-from flinkish_spark.protocol.scans import Chain, Position, positions_from_json
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
+from flinkish_spark.protocol.scans import Chain, Position, chain_of_older
 from flinkish_spark.protocol.watermarks import EventTime
 
 #: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
@@ -28,7 +29,7 @@ _FACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile:
+class StateFile(Stored):
     """Keyed state of one operator: rows of key group and state value.
 
     Parameters
@@ -49,7 +50,7 @@ class StateFile:
     chain: str
     name: str
     rows: int
-    size_bytes: int
+    size_bytes: int = field(metadata=stored("bytes"))
     sha256: str
 
     def __post_init__(self) -> None:
@@ -62,29 +63,6 @@ class StateFile:
         """Return its place relative to the savepoint's directory."""
         return state_path(self.operator, self.name)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "operator": self.operator,
-            "chain": self.chain,
-            "name": self.name,
-            "rows": self.rows,
-            "bytes": self.size_bytes,
-            "sha256": self.sha256,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> StateFile:
-        """Read the stored form."""
-        return cls(
-            str(value["operator"]),
-            str(value["chain"]),
-            str(value["name"]),
-            int(value["rows"]),
-            int(value["bytes"]),
-            str(value["sha256"]),
-        )
-
 
 def state_path(operator: str, name: str) -> str:
     """Return where a state file lies below a savepoint's directory or a seed's."""
@@ -92,7 +70,7 @@ def state_path(operator: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorState:
+class OperatorState(Stored):
     """What is known of an operator's state without reading it.
 
     Parameters
@@ -109,26 +87,9 @@ class OperatorState:
     key_types: tuple[str, ...]
     states: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "max_parallelism": self.max_parallelism,
-            "key_types": list(self.key_types),
-            "states": dict(self.states),
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> OperatorState:
-        """Read the stored form."""
-        return cls(
-            int(value["max_parallelism"]),
-            tuple(str(t) for t in value["key_types"]),
-            {str(name): str(types) for name, types in value["states"].items()},
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class SourceFacts:
+class SourceFacts(Stored):
     """What is known of a source beside where it stood.
 
     Parameters
@@ -148,18 +109,9 @@ class SourceFacts:
             if not _FACT.fullmatch(name):
                 raise ValueError(f"{name!r} cannot be the name of a fact")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"kind": self.kind, "identity": dict(self.identity)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> SourceFacts:
-        """Read the stored form."""
-        return cls(str(value["kind"]), dict(value["identity"]))
-
 
 @dataclass(frozen=True, slots=True)
-class SavedChain:
+class SavedChain(Stored):
     """A chain and where its sources stood.
 
     Parameters
@@ -171,25 +123,19 @@ class SavedChain:
         with operators in a savepoint that does not say so.
     """
 
-    chain: Chain
+    chain: Chain = field(metadata=INLINE)
     positions: Mapping[str, Position]
-    sinks: tuple[str, ...] = ()
+    # Early versions of this package did not write down the sinks.
+    sinks: tuple[str, ...] = field(default=(), metadata=ADDED)
 
     @property
     def readers(self) -> frozenset[str]:
         """Return the sinks that are known to read the chain."""
         return readers_of(self.chain, self.sinks)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {**self.chain.to_json(), "positions": dict(self.positions), "sinks": list(self.sinks)}
-
     @classmethod
-    def from_json(cls, value: Json) -> SavedChain:
-        """Read the stored form."""
-        # Early versions of this package did not write down the sinks.
-        sinks = tuple(str(uid) for uid in value.get("sinks", ()))
-        return cls(Chain.from_json(value), positions_from_json(value), sinks)
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return chain_of_older(value)
 
 
 def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
@@ -198,7 +144,7 @@ def readers_of(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointMetadata:
+class SavepointMetadata(Stored):
     """Content of ``savepoint.json``; that the object exists is the proof that the savepoint is whole.
 
     Parameters
@@ -230,7 +176,7 @@ class SavepointMetadata:
         directory took. Empty where it is not known.
     """
 
-    savepoint: str
+    savepoint: Annotated[str, Check(partial(checked_name, what="savepoint"))]
     job: str
     job_uuid: JobUuid
     checkpoint: CheckpointId
@@ -238,16 +184,16 @@ class SavepointMetadata:
     batch: BatchId
     decided_at_ms: int
     shuffle_partitions: int
-    operators: Mapping[str, OperatorState]
-    sources: Mapping[str, SourceFacts]
+    operators: Mapping[Uid, OperatorState]
+    sources: Mapping[Uid, SourceFacts]
     chains: tuple[SavedChain, ...]
     sinks: tuple[str, ...] = ()
     hooks: Mapping[str, Any] = field(default_factory=dict)
     finished: tuple[str, ...] = ()
     upstream: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[StateFile, ...] = ()
-    times: EventTime | None = None
-    timeline: str = ""
+    times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    timeline: str = field(default="", metadata=LEFT_OUT)
 
     @property
     def rows(self) -> int:
@@ -261,70 +207,18 @@ class SavepointMetadata:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        stored: dict[str, Any] = {
-            "version": SAVEPOINT_VERSION,
-            "savepoint": self.savepoint,
-            "job": self.job,
-            "job_uuid": str(self.job_uuid),
-            "checkpoint": int(self.checkpoint),
-            "lineage": int(self.lineage),
-            "batch": int(self.batch),
-            "decided_at_ms": self.decided_at_ms,
-            "shuffle_partitions": self.shuffle_partitions,
-            "operators": {uid: state.to_json() for uid, state in self.operators.items()},
-            "sources": {uid: source.to_json() for uid, source in self.sources.items()},
-            "chains": [chain.to_json() for chain in self.chains],
-            "sinks": list(self.sinks),
-            "hooks": dict(self.hooks),
-            "finished": list(self.finished),
-            "upstream": dict(self.upstream),
-            "files": [file.to_json() for file in self.files],
-            "rows": self.rows,
-            "bytes": self.size_bytes,
-        }
-        if self.times is not None:
-            stored["times"] = self.times.to_json()
-        if self.timeline:
-            stored["timeline"] = self.timeline
-        return stored
+        more = {"rows": self.rows, "bytes": self.size_bytes}
+        return {"version": SAVEPOINT_VERSION, **Stored.to_json(self), **more}
 
     @classmethod
-    def from_json(cls, value: Json) -> SavepointMetadata:
-        """Read the stored form.
-
-        Raises
-        ------
-        NewerFormatError
-            A later version of this package wrote it.
-        """
-        if value["version"] not in _READ_VERSIONS:
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today; raise NewerFormatError if a later version wrote it."""
+        version = value.get("version")
+        if version not in _READ_VERSIONS:
             raise NewerFormatError(
-                f"written as version {value['version']} of savepoints, this one reads {SAVEPOINT_VERSION}"
+                f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
             )
-        return cls(
-            checked_name(value["savepoint"], "savepoint"),
-            str(value["job"]),
-            JobUuid(value["job_uuid"]),
-            CheckpointId(value["checkpoint"]),
-            Lineage(value["lineage"]),
-            BatchId(value["batch"]),
-            int(value["decided_at_ms"]),
-            int(value["shuffle_partitions"]),
-            _by_uid(value["operators"], OperatorState.from_json),
-            _by_uid(value["sources"], SourceFacts.from_json),
-            tuple(SavedChain.from_json(c) for c in value["chains"]),
-            tuple(str(uid) for uid in value["sinks"]),
-            dict(value["hooks"]),
-            tuple(str(uid) for uid in value["finished"]),
-            dict(value["upstream"]),
-            tuple(StateFile.from_json(f) for f in value["files"]),
-            None if value.get("times") is None else EventTime.from_json(value["times"]),
-            str(value.get("timeline", "")),
-        )
-
-
-def _by_uid(values: Mapping[str, Any], parse: Any) -> dict[str, Any]:
-    return {checked_name(uid, "uid"): parse(value) for uid, value in values.items()}
+        return value
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:

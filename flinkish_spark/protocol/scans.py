@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.protocol.records import Json
+from flinkish_spark.protocol.codec import Stored, StoredRow
 
 #: Opens keys of ours in an offset, beside the topics; no topic can have such a name.
 OWN_KEYS = "flinkish:"
@@ -64,7 +64,7 @@ def source_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Stored):
     """From its sources to the end of a stream.
 
     Parameters
@@ -96,31 +96,17 @@ class Chain:
         """Uids of its sources."""
         return frozenset(map(source_of, self.inputs))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "inputs": list(self.inputs),
-            "operators": list(self.operators),
-            "consumers": list(self.consumers),
-        }
-
     @classmethod
-    def from_json(cls, value: Json) -> Chain:
-        """Read the stored form."""
-        # Version 1 of savepoints knew chains of one source only.
-        inputs = [value["source"]] if "source" in value else value["inputs"]
-        return cls(
-            tuple(str(name) for name in inputs),
-            tuple(str(uid) for uid in value["operators"]),
-            tuple(str(uid) for uid in value["consumers"]),
-        )
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return chain_of_older(value)
 
 
-def positions_from_json(value: Json) -> dict[str, Position]:
-    """Return where the inputs of a stored chain stood; of one that has a single source, in either form."""
-    if "source" in value:
-        return {str(value["source"]): value["position"]}
-    return {str(name): position for name, position in value["positions"].items()}
+def chain_of_older(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored chain as it is written today; version 1 of savepoints knew one source per chain."""
+    if "source" not in value:
+        return value
+    source = str(value["source"])
+    return {**value, "inputs": [source], "positions": {source: value.get("position")}}
 
 
 class ScanRole(enum.Enum):
@@ -135,7 +121,7 @@ class ScanRole(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(StoredRow):
     """One source of the plan.
 
     Parameters
@@ -154,7 +140,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorInstance:
+class OperatorInstance(StoredRow):
     """One operator of the plan: the operator as it runs in a chain."""
 
     uid: str
@@ -162,7 +148,7 @@ class OperatorInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanLayout:
+class PlanLayout(Stored):
     """Names for Spark's lists.
 
     Parameters
@@ -175,21 +161,6 @@ class PlanLayout:
 
     scans: tuple[Scan, ...]
     operators: tuple[OperatorInstance, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "scans": [[scan.role.value, scan.uid, scan.chain] for scan in self.scans],
-            "operators": [[operator.uid, operator.chain] for operator in self.operators],
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> PlanLayout:
-        """Read the stored form."""
-        return cls(
-            tuple(Scan(ScanRole(role), str(uid), str(chain)) for role, uid, chain in value["scans"]),
-            tuple(OperatorInstance(str(uid), str(chain)) for uid, chain in value["operators"]),
-        )
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
         """Return where each chain's inputs stood: by the chain's name, then by the input's.

@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.records import Json
 from flinkish_spark.protocol.savepoints import StateFile
-from flinkish_spark.protocol.scans import Chain, Position, positions_from_json
+from flinkish_spark.protocol.scans import Chain, Position, chain_of_older
 from flinkish_spark.protocol.watermarks import EventTime
 
 
@@ -27,7 +27,7 @@ class ClaimMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Stored):
     """Who owns the files of a savepoint: ``claimed.json`` beside them.
 
     It binds one savepoint at one place. A copy of the directory has a copy of this file and is
@@ -50,20 +50,6 @@ class Claim:
     job: JobUuid
     owner: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "savepoint": self.savepoint,
-            "path": self.path,
-            "job": str(self.job),
-            "owner": self.owner,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Claim:
-        """Read the stored form."""
-        return cls(str(value["savepoint"]), str(value["path"]), JobUuid(value["job"]), str(value["owner"]))
-
 
 class SeedOrigin(enum.Enum):
     """Where the state of a seed comes from."""
@@ -73,8 +59,12 @@ class SeedOrigin(enum.Enum):
     RESCALE = "RESCALE"
 
 
+def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
+    return {name: at for name, at in positions.items() if at is not None}
+
+
 @dataclass(frozen=True, slots=True)
-class SeededChain:
+class SeededChain(Stored):
     """How a chain begins.
 
     Parameters
@@ -85,23 +75,17 @@ class SeededChain:
         By operator, the chain in whose files its state is; an operator without begins with nothing.
     """
 
-    chain: Chain
-    positions: Mapping[str, Position]
+    chain: Chain = field(metadata=INLINE)
+    positions: Annotated[Mapping[str, Position], Check(_without_none)]
     states: Mapping[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {**self.chain.to_json(), "positions": dict(self.positions), "states": dict(self.states)}
-
     @classmethod
-    def from_json(cls, value: Json) -> SeededChain:
-        """Read the stored form."""
-        begins = {name: at for name, at in positions_from_json(value).items() if at is not None}
-        return cls(Chain.from_json(value), begins, dict(value["states"]))
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return chain_of_older(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class Seed(Stored):
     """What a lineage begins with: ``seeds/<lineage>/seed.json``.
 
     Written once, after the state files were copied beside it and before Spark starts. A job whose
@@ -141,7 +125,7 @@ class Seed:
     files: tuple[StateFile, ...] = ()
     claim: ClaimMode = ClaimMode.NO_CLAIM
     path: str = ""
-    times: EventTime | None = None
+    times: EventTime | None = field(default=None, metadata=LEFT_OUT)
 
     def chain(self, name: str) -> SeededChain | None:
         """Return how the chain of that name begins; None if the job had none such."""
@@ -153,40 +137,3 @@ class Seed:
         origin = None if begins is None else begins.states.get(operator)
         found = [f for f in self.files if f.operator == operator and f.chain == origin]
         return tuple(sorted(found, key=lambda f: f.name))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {
-            "lineage": int(self.lineage),
-            "origin": self.origin.value,
-            "savepoint": self.savepoint,
-            "checkpoint": int(self.checkpoint),
-            "shuffle_partitions": self.shuffle_partitions,
-            "chains": [chain.to_json() for chain in self.chains],
-            "hooks": dict(self.hooks),
-            "finished": list(self.finished),
-            "files": [file.to_json() for file in self.files],
-            "claim": self.claim.value,
-            "path": self.path,
-        }
-        if self.times is not None:
-            stored["times"] = self.times.to_json()
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Json) -> Seed:
-        """Read the stored form."""
-        return cls(
-            Lineage(value["lineage"]),
-            SeedOrigin(value["origin"]),
-            str(value["savepoint"]),
-            CheckpointId(value["checkpoint"]),
-            int(value["shuffle_partitions"]),
-            tuple(SeededChain.from_json(c) for c in value["chains"]),
-            dict(value["hooks"]),
-            tuple(str(uid) for uid in value["finished"]),
-            tuple(StateFile.from_json(f) for f in value["files"]),
-            ClaimMode(value["claim"]),
-            str(value["path"]),
-            None if value.get("times") is None else EventTime.from_json(value["times"]),
-        )

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from flinkish_spark.protocol.codec import Presence, Stored
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.json_values import list_of, measured, member, object_of, text_of
+from flinkish_spark.protocol.json_values import measured, text_of
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.protocol.statistics_participants import ParticipantStatistics, listed
@@ -35,7 +36,7 @@ class CheckpointStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointDurations:
+class CheckpointDurations(Stored):
     """How long the phases of a checkpoint took, in milliseconds.
 
     Parameters
@@ -58,6 +59,8 @@ class CheckpointDurations:
         From the request to the receipt, or to the failure.
     """
 
+    DEFAULTS: ClassVar = Presence.ADDED
+
     trigger_ms: int | None = None
     start_delay_ms: int | None = None
     alignment_ms: int | None = None
@@ -70,19 +73,9 @@ class CheckpointDurations:
         for field in fields(self):
             measured(field.name, getattr(self, field.name))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> CheckpointDurations:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "durations")
-        return cls(**{field.name: stored.get(field.name) for field in fields(cls)})
-
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailure:
+class CheckpointFailure(Stored):
     """Why a checkpoint failed: the reason for programs, the text for people."""
 
     reason: CheckpointFailureReason
@@ -91,23 +84,13 @@ class CheckpointFailure:
     def __post_init__(self) -> None:
         text_of(self.text, "text")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"reason": self.reason.value, "text": self.text}
-
-    @classmethod
-    def from_json(cls, value: Any) -> CheckpointFailure:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a failure")
-        return cls(CheckpointFailureReason(member(stored, "reason")), member(stored, "text"))
-
 
 #: Members of :class:`CheckpointStatistics` that may be None.
 _MEASURED = ("rows", "bytes_staged", "asked", "acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStatistics:
+class CheckpointStatistics(Stored):
     """One checkpoint, from its trigger to its end.
 
     Parameters
@@ -145,6 +128,8 @@ class CheckpointStatistics:
     >>> done.status.value, done.durations.sync_ms, CheckpointStatistics.from_json(done.to_json()) == done
     ('COMPLETED', 20, True)
     """
+
+    DEFAULTS: ClassVar = Presence.ADDED
 
     checkpoint: CheckpointId
     purpose: CheckpointPurpose
@@ -235,42 +220,17 @@ class CheckpointStatistics:
         """Return the statistics of the checkpoint as a whole."""
         return replace(self, participants=(), unlisted=self.unlisted + self.detail_count)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "purpose": self.purpose.value,
-            "status": self.status.value,
-            "trigger_at_ms": self.trigger_at_ms,
-            "durations": self.durations.to_json(),
-            **{name: getattr(self, name) for name in _MEASURED},
-            "participants": [participant.to_json() for participant in self.participants],
-            "unlisted": self.unlisted,
-            "failure": None if self.failure is None else self.failure.to_json(),
-        }
-
     @classmethod
-    def from_json(cls, value: Any) -> CheckpointStatistics:
-        """Read the stored form, or the older one; raise ValueError if it is none."""
-        stored = object_of(value, "statistics of a checkpoint")
-        failure, status = stored.get("failure"), CheckpointStatus(member(stored, "status"))
-        participants = list_of(stored.get("participants", []), "participants")
-        numbers = {name: stored.get(name) for name in _MEASURED}
-        if "unlisted" not in stored:
-            # The older form had 0 where nothing was measured, and it never measured bytes.
-            numbers["bytes_staged"] = numbers["bytes_staged"] or None
-            numbers["rows"] = numbers["rows"] if status is CheckpointStatus.COMPLETED else None
-        return cls(
-            CheckpointId(member(stored, "checkpoint")),
-            CheckpointPurpose(member(stored, "purpose")),
-            status,
-            member(stored, "trigger_at_ms"),
-            CheckpointDurations.from_json(stored.get("durations", {})),
-            **numbers,
-            participants=tuple(ParticipantStatistics.from_json(p) for p in participants),
-            unlisted=stored.get("unlisted", 0),
-            failure=None if failure is None else CheckpointFailure.from_json(failure),
-        )
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today.
+
+        The older form had 0 where nothing was measured, and it never measured bytes.
+        """
+        if "unlisted" in value:
+            return value
+        is_completed = value.get("status") == CheckpointStatus.COMPLETED.value
+        rows = value.get("rows") if is_completed else None
+        return {**value, "rows": rows, "bytes_staged": value.get("bytes_staged") or None}
 
 
 def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
+from flinkish_spark.protocol.codec import Form, Stored
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.json_values import list_of, member, object_of, text_of
+from flinkish_spark.protocol.json_values import member, text_of
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.protocol.statistics import CheckpointStatistics, CheckpointStatus
 from flinkish_spark.protocol.statistics_summary import (
@@ -40,10 +41,12 @@ from flinkish_spark.protocol.statistics_summary import (
 
 #: Stored beside the samples: a reader may know others.
 _QUANTITIES = [quantity.value for quantity in Quantity]
+#: They are read together with the names of their quantities.
+_SAMPLES = Form(lambda samples: [list(one) for one in samples], lambda samples: samples)
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredCheckpoint:
+class RestoredCheckpoint(Stored):
     """The checkpoint that a start went on from.
 
     Parameters
@@ -64,27 +67,9 @@ class RestoredCheckpoint:
         checked_whole("restored_at_ms", self.restored_at_ms, least=0)
         text_of(self.path, "path")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "restored_at_ms": self.restored_at_ms,
-            "path": self.path,
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> RestoredCheckpoint:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a restored checkpoint")
-        return cls(
-            CheckpointId(member(stored, "checkpoint")),
-            member(stored, "restored_at_ms"),
-            member(stored, "path"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCounts:
+class CheckpointCounts(Stored):
     """How many checkpoints there were: every triggered one is in progress, completed or failed.
 
     `refused` are requests that never got an id; `restored` are starts from a checkpoint.
@@ -107,19 +92,9 @@ class CheckpointCounts:
         """How many were triggered and have not ended."""
         return self.triggered - self.completed - self.failed
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> CheckpointCounts:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "counts")
-        return cls(**{one.name: member(stored, one.name) for one in fields(cls)})
-
 
 @dataclass(frozen=True, slots=True)
-class StatisticsHistory:
+class StatisticsHistory(Stored):
     """See the module's head.
 
     Parameters
@@ -159,7 +134,7 @@ class StatisticsHistory:
     window: int = 1_000
     entries: tuple[CheckpointStatistics, ...] = ()
     counts: CheckpointCounts = CheckpointCounts()
-    samples: tuple[Sample, ...] = ()
+    samples: Annotated[tuple[Sample, ...], _SAMPLES] = ()
     newest_completed: CheckpointStatistics | None = None
     newest_failed: CheckpointStatistics | None = None
     newest_savepoint: CheckpointStatistics | None = None
@@ -278,39 +253,14 @@ class StatisticsHistory:
     # -- storing --------------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""
-        return {
-            "limit": self.limit,
-            "details": self.details,
-            "window": self.window,
-            "entries": [entry.to_json() for entry in self.entries],
-            "counts": self.counts.to_json(),
-            "quantities": _QUANTITIES,
-            "samples": [list(sample) for sample in self.samples],
-            "newest_completed": _optional_json(self.newest_completed),
-            "newest_failed": _optional_json(self.newest_failed),
-            "newest_savepoint": _optional_json(self.newest_savepoint),
-            "newest_restored": _optional_json(self.newest_restored),
-            "dropped_up_to": int(self.dropped_up_to),
-        }
+        return {**Stored.to_json(self), "quantities": _QUANTITIES}
 
     @classmethod
-    def from_json(cls, value: Any) -> StatisticsHistory:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a history")
-        restored = member(stored, "newest_restored")
-        return cls(
-            member(stored, "limit"),
-            member(stored, "details"),
-            member(stored, "window"),
-            tuple(CheckpointStatistics.from_json(e) for e in list_of(member(stored, "entries"), "entries")),
-            CheckpointCounts.from_json(member(stored, "counts")),
-            samples_from_json(member(stored, "quantities"), member(stored, "samples")),
-            _optional(member(stored, "newest_completed")),
-            _optional(member(stored, "newest_failed")),
-            _optional(member(stored, "newest_savepoint")),
-            None if restored is None else RestoredCheckpoint.from_json(restored),
-            CheckpointId(member(stored, "dropped_up_to")),
-        )
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today: its samples may be of other quantities."""
+        names, samples = member(value, "quantities"), member(value, "samples")
+        return {**value, "samples": samples_from_json(names, samples)}
+
 
 
 def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:
@@ -336,9 +286,3 @@ def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> C
     return found.without_details()
 
 
-def _optional(value: Any) -> CheckpointStatistics | None:
-    return None if value is None else CheckpointStatistics.from_json(value)
-
-
-def _optional_json(value: CheckpointStatistics | RestoredCheckpoint | None) -> dict[str, Any] | None:
-    return None if value is None else value.to_json()

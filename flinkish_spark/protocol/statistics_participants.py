@@ -10,11 +10,12 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
+from flinkish_spark.protocol.codec import Presence, Stored, read
 from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.json_values import list_of, measured, member, object_of, text_of
+from flinkish_spark.protocol.json_values import measured, text_of
 from flinkish_spark.protocol.limits import checked_whole
 
 _OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
@@ -29,7 +30,7 @@ def _checked_uid(uid: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelStatistics:
+class ChannelStatistics(Stored):
     """What one channel brought to a sink in one checkpoint.
 
     Parameters
@@ -47,6 +48,8 @@ class ChannelStatistics:
         From its barrier to the last one of the checkpoint; None where all came with one micro-batch.
     """
 
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
+
     channel: str
     barriers: int
     rows: int | None = None
@@ -59,21 +62,9 @@ class ChannelStatistics:
         for name in _OF_A_CHANNEL:
             measured(name, getattr(self, name))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        known = {name: number for name in _OF_A_CHANNEL if (number := getattr(self, name)) is not None}
-        return {"channel": self.channel, "barriers": self.barriers, **known}
-
-    @classmethod
-    def from_json(cls, value: Any) -> ChannelStatistics:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a channel")
-        numbers = {name: stored.get(name) for name in _OF_A_CHANNEL}
-        return cls(member(stored, "channel"), member(stored, "barriers"), **numbers)
-
 
 @dataclass(frozen=True, slots=True)
-class ParticipantStatistics:
+class ParticipantStatistics(Stored):
     """What one operator, sink or master hook did for one checkpoint.
 
     Parameters
@@ -99,6 +90,8 @@ class ParticipantStatistics:
         How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
         where there were none.
     """
+
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     uid: str
     kind: ParticipantKind
@@ -126,30 +119,14 @@ class ParticipantStatistics:
         """How many entries of a list it takes: its own and one per channel."""
         return 1 + len(self.channels)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {"uid": self.uid, "kind": self.kind.value}
-        for name, number in zip(_OF_A_PARTICIPANT, _numbers_of(self), strict=True):
-            if number is not None:
-                stored[name] = number
-        if not self.is_acknowledged:
-            stored["is_acknowledged"] = False
-        if self.channels:
-            stored["channels"] = [channel.to_json() for channel in self.channels]
-        return stored
-
     @classmethod
-    def from_json(cls, value: Any) -> ParticipantStatistics:
-        """Read the stored form, or the older one that knew sinks only; raise ValueError if it is none."""
-        stored = object_of(value, "a participant")
-        numbers = {name: stored.get(name) for name in _OF_A_PARTICIPANT}
-        listed = list_of(stored.get("channels", []), "channels")
-        channels = tuple(ChannelStatistics.from_json(channel) for channel in listed)
-        if "kind" not in stored:
-            numbers["barriers"] = sum(channel.barriers for channel in channels)
-        kind = ParticipantKind(stored.get("kind", ParticipantKind.SINK.value))
-        is_acknowledged = stored.get("is_acknowledged", True)
-        return cls(text_of(member(stored, "uid"), "uid"), kind, is_acknowledged, **numbers, channels=channels)
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today; an older form knew sinks only."""
+        if "kind" in value:
+            return value
+        channels = read(tuple[ChannelStatistics, ...], value.get("channels", []))
+        barriers = sum(channel.barriers for channel in channels)
+        return {**value, "kind": ParticipantKind.SINK.value, "barriers": barriers}
 
 
 def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:

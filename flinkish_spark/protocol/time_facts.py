@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from flinkish_spark.protocol.codec import Presence, Stored, StoredRow
 from flinkish_spark.protocol.ids import checked_instance, checked_name
-from flinkish_spark.protocol.json_values import list_of, member, object_of
 from flinkish_spark.protocol.limits import MOST_MS, checked_whole
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -116,7 +116,7 @@ class AssignerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelReport:
+class ChannelReport(StoredRow):
     """A channel had records in the micro-batch.
 
     Parameters
@@ -138,7 +138,7 @@ class ChannelReport:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignerInput:
+class AssignerInput(StoredRow):
     """What the driver knows of an assigner's source behind the micro-batch.
 
     Parameters
@@ -164,7 +164,7 @@ class AssignerInput:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerReport:
+class TimerReport(StoredRow):
     """When the next timers of a key group are due; a group that was not called reports nothing.
 
     Parameters
@@ -187,7 +187,7 @@ class TimerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTimes:
+class BatchTimes(Stored):
     """Everything that a micro-batch says about time; all that the driver needs of it.
 
     Parameters
@@ -207,6 +207,8 @@ class BatchTimes:
     drained
         The checkpoint for which event time was brought to its end behind the records; 0 for none.
     """
+
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     processing_time_ms: int
     reports: tuple[ChannelReport, ...] = ()
@@ -236,45 +238,6 @@ class BatchTimes:
             times[report.channel] = _greater(times.get(report.channel), report.time_ms)
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form; what is empty is left out."""
-        stored: dict[str, Any] = {"processing_time_ms": self.processing_time_ms}
-        if self.carried_ms != MIN_WATERMARK_MS:
-            stored["carried_ms"] = self.carried_ms
-        if self.carried_above:
-            stored["carried_above"] = dict(sorted(self.carried_above.items()))
-        if self.drained:
-            stored["drained"] = self.drained
-        if self.reports:
-            stored["reports"] = [[r.assigner, r.channel, r.time_ms] for r in self.reports]
-        if self.inputs:
-            stored["inputs"] = [
-                [i.assigner, None if i.channels is None else sorted(i.channels), i.has_ended]
-                for i in self.inputs
-            ]
-        if self.timers:
-            stored["timers"] = [
-                [t.operator, t.group, t.event_time_ms, t.processing_time_ms] for t in self.timers
-            ]
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Any) -> BatchTimes:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "times of a micro-batch")
-        return cls(
-            member(stored, "processing_time_ms"),
-            tuple(ChannelReport(*one) for one in rows_of(stored, "reports", 3)),
-            tuple(
-                AssignerInput(uid, None if channels is None else whole_numbers("channels", channels), ended)
-                for uid, channels, ended in rows_of(stored, "inputs", 3)
-            ),
-            tuple(TimerReport(*one) for one in rows_of(stored, "timers", 4)),
-            stored.get("carried_ms", MIN_WATERMARK_MS),
-            object_of(stored.get("carried_above", {}), "carried_above"),
-            stored.get("drained", 0),
-        )
-
 
 # -- checks that stored values share -----------------------------------------------------------------
 
@@ -301,25 +264,6 @@ def checked_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     return value
-
-
-def rows_of(stored: Mapping[str, Any], name: str, length: int) -> list[list[Any]]:
-    """Return the member `name`, a list of lists of `length`; empty if it is left out."""
-    rows = [list_of(one, f"one of {name}") for one in list_of(stored.get(name, []), name)]
-    for row in rows:
-        if len(row) != length:
-            raise ValueError(f"one of {name} must have {length} values, got {row!r}")
-    return rows
-
-
-def whole_numbers(name: str, value: Any) -> frozenset[int]:
-    """Return a stored list of numbers without repetitions, else raise ValueError."""
-    listed = list_of(value, name)
-    # An unhashable one is refused here and not by the set.
-    numbers = frozenset(checked_whole(name, one, least=0) for one in listed)
-    if len(numbers) != len(listed):
-        raise ValueError(f"{name} must not repeat, got {listed!r}")
-    return numbers
 
 
 def once_each(name: str, keys: Iterable[Any]) -> None:

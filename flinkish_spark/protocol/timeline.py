@@ -19,10 +19,10 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -74,7 +74,7 @@ def token_in(words: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Stored):
     """The part of a timeline that one owner of the directory decides.
 
     Parameters
@@ -93,15 +93,6 @@ class Stretch:
             raise ValueError("the first checkpoint of all is 1")
         if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
             raise ValueError(f"a token of a timeline is 16 lower-case hex digits, got {self.token!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"first": int(self.first), "token": self.token}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Stretch:
-        """Read the stored form."""
-        return cls(CheckpointId(value["first"]), value["token"])
 
 
 @dataclass(frozen=True, slots=True)

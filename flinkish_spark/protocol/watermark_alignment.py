@@ -14,11 +14,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.json_values import object_of
-from flinkish_spark.protocol.time_facts import whole_numbers
+from flinkish_spark.protocol.codec import read, whole, write
+from flinkish_spark.protocol.ids import Uid
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan
 from flinkish_spark.protocol.watermarks import EventTime, to_hold_back
 
@@ -28,6 +27,9 @@ class Channels(enum.Enum):
 
     #: A transform in front of the strategy chose its own columns, so channels are not told apart.
     ALL = "ALL"
+
+
+_CHANNELS = frozenset[Annotated[int, whole(0)]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,14 @@ class HeldChannels:
     @classmethod
     def from_json(cls, value: Any) -> HeldChannels:
         """Read the stored form; raise ValueError if it is none."""
-        return cls(Channels.ALL if value == Channels.ALL.value else whole_numbers("channels", value))
+        return cls(Channels.ALL if value == Channels.ALL.value else read(_CHANNELS, value))
 
 
 #: A source that nobody holds back.
 NONE_HELD = HeldChannels()
 #: By uid of the source; who is not named reads on.
 HeldSources = Mapping[str, HeldChannels]
+_HELD = Mapping[Uid, HeldChannels]
 
 
 def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
@@ -100,7 +103,8 @@ def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
 
 def held_to_json(held: HeldSources) -> dict[str, Any]:
     """Return the form in which sources are told."""
-    return {uid: one.to_json() for uid, one in sorted(held.items())}
+    stored: dict[str, Any] = write(_HELD, dict(sorted(held.items())))
+    return stored
 
 
 def held_from_json(value: Any) -> dict[str, HeldChannels]:
@@ -111,8 +115,8 @@ def held_from_json(value: Any) -> dict[str, HeldChannels]:
     >>> held_from_json({"orders": [0]})["orders"].holds(0)
     True
     """
-    stored = object_of(value, "held sources")
-    return {checked_name(uid, "source"): HeldChannels.from_json(one) for uid, one in stored.items()}
+    held: dict[str, HeldChannels] = read(_HELD, value)
+    return held
 
 
 def _of(assigner: Assigner, ahead: set[int]) -> HeldChannels:

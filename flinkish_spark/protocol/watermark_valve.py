@@ -12,12 +12,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from flinkish_spark.protocol.codec import whole
 
 #: Before any watermark was seen: nothing is late.
 MIN_WATERMARK_MS = -(1 << 63)
 #: No record comes any more: the end of a bounded input. Fires every event-time timer.
 MAX_WATERMARK_MS = (1 << 63) - 1
+#: As they are stored.
+WatermarkMs = Annotated[int, whole(MIN_WATERMARK_MS, MAX_WATERMARK_MS)]
 
 _K = TypeVar("_K")
 

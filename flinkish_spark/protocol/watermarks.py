@@ -15,26 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated
 
 from flinkish_spark.protocol.agenda import Agenda
 from flinkish_spark.protocol.assigner_time import AssignerTime
-from flinkish_spark.protocol.ids import checked_instance, checked_name
-from flinkish_spark.protocol.json_values import member, object_of
-from flinkish_spark.protocol.operator_time import OperatorTime, joined, valve_from, valve_rows
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Presence, Stored, stored, whole
+from flinkish_spark.protocol.ids import Instance, Uid
+from flinkish_spark.protocol.operator_time import OperatorTime, StoredValve, joined
 from flinkish_spark.protocol.operator_watermarks import Watermarks
 from flinkish_spark.protocol.time_facts import (
     AssignerRules,
     BatchTimes,
     Place,
-    checked_processing_time,
-    checked_watermark,
 )
 from flinkish_spark.protocol.watermark_valve import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     ChannelStatus,
     Valve,
+    WatermarkMs,
 )
 
 #: Of all assigners of a job, by uid.
@@ -42,7 +41,7 @@ Rules = Mapping[str, AssignerRules]
 
 
 @dataclass(frozen=True, slots=True)
-class EventTime:
+class EventTime(Stored):
     """Where time stands between two micro-batches; stored with checkpoints.
 
     Make the first one with `EventTime()`, one for a job that starts again with :meth:`of_job`.
@@ -64,12 +63,16 @@ class EventTime:
         By uid.
     """
 
-    assigners: Mapping[str, AssignerTime] = field(default_factory=dict)
-    valve: Valve[str] = field(default_factory=Valve)
-    processing_time_ms: int | None = None
-    carried_ms: int = MIN_WATERMARK_MS
-    agenda: Agenda = field(default_factory=Agenda)
-    operators: Mapping[str, OperatorTime] = field(default_factory=dict)
+    assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
+    valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
+    processing_time_ms: Annotated[int, whole(0, MAX_WATERMARK_MS)] | None = None
+    carried_ms: WatermarkMs = MIN_WATERMARK_MS
+    agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
+    operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
+
+    def _check_read(self) -> None:
+        if self.valve.channels.keys() != {uid for uid, one in self.assigners.items() if not one.has_ended}:
+            raise ValueError("the valve and the assigners that have not ended differ")
 
     @property
     def has_ended(self) -> bool:
@@ -160,42 +163,6 @@ class EventTime:
             valve=whole.without(whole.channels.keys() - rules.keys()),
             agenda=self.agenda.of(names),
             operators={uid: one.going_on(*known.get(uid, unknown)) for uid, one in operators.items()},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        stored: dict[str, Any] = {
-            "processing_time_ms": self.processing_time_ms,
-            "carried_ms": self.carried_ms,
-            "watermark_ms": self.valve.watermark_ms,
-            "assigners": {uid: one.to_json() for uid, one in sorted(self.assigners.items())},
-            "valve": valve_rows(self.valve),
-            "timers": self.agenda.to_json(),
-        }
-        if self.operators:
-            stored["operators"] = {uid: one.to_json() for uid, one in sorted(self.operators.items())}
-        return stored
-
-    @classmethod
-    def from_json(cls, value: Any) -> EventTime:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "event time")
-        now_ms = member(stored, "processing_time_ms")
-        listed = object_of(member(stored, "assigners"), "assigners")
-        assigners = {
-            checked_instance(uid, "assigner"): AssignerTime.from_json(one) for uid, one in listed.items()
-        }
-        valve = valve_from(stored)
-        if valve.channels.keys() != {uid for uid, one in assigners.items() if not one.has_ended}:
-            raise ValueError("the valve and the assigners that have not ended differ")
-        operators = object_of(stored.get("operators", {}), "operators")
-        return cls(
-            assigners,
-            valve,
-            None if now_ms is None else checked_processing_time("processing_time_ms", now_ms),
-            checked_watermark("carried_ms", member(stored, "carried_ms")),
-            Agenda.from_json(stored, "timers"),
-            {checked_name(uid, "operator"): OperatorTime.from_json(one) for uid, one in operators.items()},
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from flinkish_spark.answers import CheckpointAnswer
 from flinkish_spark.job_dir import JobDir
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
@@ -190,7 +191,7 @@ class OutsideOutcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideAnswer:
+class OutsideAnswer(Stored):
     """The answer to a request, as it is stored; see :class:`~flinkish_spark.answers.CheckpointAnswer`."""
 
     outcome: OutsideOutcome
@@ -203,27 +204,6 @@ class OutsideAnswer:
         """Return the stored form of what the coordinator answered."""
         return cls(OutsideOutcome(answer.kind.value), answer.checkpoint, answer.reason, answer.text)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "outcome": self.outcome.value,
-            "checkpoint": None if self.checkpoint is None else int(self.checkpoint),
-            "reason": None if self.reason is None else self.reason.value,
-            "text": self.text,
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> OutsideAnswer:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "an answer")
-        checkpoint, reason = member(stored, "checkpoint"), member(stored, "reason")
-        return cls(
-            OutsideOutcome(member(stored, "outcome")),
-            None if checkpoint is None else CheckpointId(checkpoint),
-            None if reason is None else CheckpointFailureReason(reason),
-            text_of(member(stored, "text"), "text"),
-        )
-
 
 class Claimant(enum.Enum):
     """Who settles a request."""
@@ -235,21 +215,11 @@ class Claimant(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Stored):
     """Created once per request, before it is carried out or taken back."""
 
     by: Claimant
     owner_epoch: OwnerEpoch
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"by": self.by.value, "owner_epoch": int(self.owner_epoch)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Claim:
-        """Read the stored form; raise ValueError if it is none."""
-        stored = object_of(value, "a claim")
-        return cls(Claimant(member(stored, "by")), OwnerEpoch(member(stored, "owner_epoch")))
 
 
 class RequestFiles:

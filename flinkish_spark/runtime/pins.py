@@ -30,13 +30,13 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
 from flinkish_spark.errors import CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.protocol.codec import Check, Stored
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.records import Json
 from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS, SparkLog, missing_entry
 from flinkish_spark.runtime.state_files import (
     STATE,
@@ -101,8 +101,14 @@ class CheckpointPins(Protocol):
         """Give a pin up; a missing one is no error."""
 
 
+def _name_of_a_file(name: str) -> str:
+    if Path(name).is_absolute() or ".." in name.split("/"):
+        raise ValueError(f"{name!r} is not the name of a state file")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
-class PinManifest:
+class PinManifest(Stored):
     """What one pin holds.
 
     Parameters
@@ -118,30 +124,7 @@ class PinManifest:
     checkpoint: CheckpointId
     batch: BatchId
     log: Mapping[str, str]
-    files: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": int(self.checkpoint),
-            "batch": int(self.batch),
-            "log": dict(self.log),
-            "files": dict(self.files),
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> PinManifest:
-        """Read the stored form."""
-        manifest = cls(
-            CheckpointId(value["checkpoint"]),
-            BatchId(value["batch"]),
-            {str(k): str(v) for k, v in value["log"].items()},
-            {str(k): int(v) for k, v in value["files"].items()},
-        )
-        for name in manifest.files:
-            if Path(name).is_absolute() or ".." in name.split("/"):
-                raise ValueError(f"{name!r} is not the name of a state file")
-        return manifest
+    files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
 
 
 class SparkPins:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.errors import InternalError
+from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
@@ -39,7 +40,7 @@ def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class VisibleLetters:
+class VisibleLetters(Stored):
     """The dead letters of one checkpoint that are visible.
 
     Parameters
@@ -53,19 +54,6 @@ class VisibleLetters:
 
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "by_batch": {batch: sorted(found) for batch, found in self.by_batch.items()},
-            "facts": dict(self.facts),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> VisibleLetters:
-        """Read the stored form."""
-        by_batch = {str(b): frozenset(map(str, found)) for b, found in value["by_batch"].items()}
-        return cls(by_batch, dict(value["facts"]))
 
     @property
     def digests(self) -> frozenset[str]:

@@ -7,11 +7,12 @@ else, and a sink whose settings were changed cannot reinterpret what is decided.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flinkish_spark.errors import ConfigError
+from flinkish_spark.protocol.codec import Stored, read
 
 
 class SchemaEvolution(enum.Enum):
@@ -50,21 +51,25 @@ class DeltaWriter(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class Append(Stored):
     """Every record becomes a row."""
+
+    TAG: ClassVar = ("kind", "APPEND")
 
 
 @dataclass(frozen=True, slots=True)
-class OverwritePartitions:
+class OverwritePartitions(Stored):
     """The partitions that occur in a checkpoint's records are replaced by these records.
 
     Other partitions stay. The table must be partitioned. Which records share a checkpoint decides what
     is replaced, so a partition should be written as a whole between two barriers.
     """
 
+    TAG: ClassVar = ("kind", "OVERWRITE_PARTITIONS")
+
 
 @dataclass(frozen=True, slots=True)
-class Upsert:
+class Upsert(Stored):
     """One row per key: a record replaces the row with its key, or becomes a new one.
 
     Of several records with one key in a checkpoint the last one wins: the one with the greatest
@@ -95,6 +100,8 @@ class Upsert:
     >>> Upsert(keys=("id",), sequence_by="at", delete_when="op = 'D'", not_stored=("op",)).keys
     ('id',)
     """
+
+    TAG: ClassVar = ("kind", "UPSERT")
 
     keys: tuple[str, ...]
     sequence_by: str | None = None
@@ -133,40 +140,13 @@ def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in left_out)
 
 
-def mode_to_json(mode: WriteMode) -> dict[str, Any]:
-    """Return the stored form of a mode.
+def mode_from_json(stored: Any) -> WriteMode:
+    """Read the stored form; committables from before there were modes have none and append.
 
     Examples
     --------
-    >>> mode_from_json(mode_to_json(Upsert(("id",)))) == Upsert(("id",))
+    >>> mode_from_json(Upsert(("id",)).to_json()) == Upsert(("id",))
     True
     """
-    if isinstance(mode, Upsert):
-        return {
-            "kind": "UPSERT",
-            "keys": list(mode.keys),
-            "sequence_by": mode.sequence_by,
-            "delete_when": mode.delete_when,
-            "not_stored": list(mode.not_stored),
-        }
-    return {"kind": "APPEND" if isinstance(mode, Append) else "OVERWRITE_PARTITIONS"}
-
-
-def mode_from_json(stored: Mapping[str, Any] | None) -> WriteMode:
-    """Read the stored form; committables from before there were modes have none and append."""
-    if stored is None:
-        return Append()
-    match stored["kind"]:
-        case "APPEND":
-            return Append()
-        case "OVERWRITE_PARTITIONS":
-            return OverwritePartitions()
-        case "UPSERT":
-            return Upsert(
-                tuple(stored["keys"]),
-                stored["sequence_by"],
-                stored["delete_when"],
-                tuple(stored["not_stored"]),
-            )
-        case unknown:
-            raise ValueError(f"the write mode {unknown!r} is of a newer version")
+    mode: WriteMode = Append() if stored is None else read(WriteMode, stored)
+    return mode

@@ -22,7 +22,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.columns import quoted
 from flinkish_spark.sinks.base import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
-from flinkish_spark.sinks.delta_modes import OverwritePartitions, Upsert, mode_to_json
+from flinkish_spark.sinks.delta_modes import OverwritePartitions, Upsert
 from flinkish_spark.sinks.delta_restore import app_id
 from flinkish_spark.sinks.delta_sink_settings import DeltaSinkSettings
 from flinkish_spark.sinks.delta_table import TableInfo, fit
@@ -117,7 +117,7 @@ class DeltaStaging(SinkWriter):
         self._check_rows(request, rows, staged)
         payload = {
             "path": self._sink.path,
-            "mode": mode_to_json(self._sink.mode),
+            "mode": self._sink.mode.to_json(),
             "schema_evolution": self._sink.schema_evolution.value,
             "partition_by": list(self._sink.partition_by),
             "options": dict(self._sink.options),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from flinkish_spark.errors import InputLostError
+from flinkish_spark.protocol.codec import StoredRow
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.store import LocalStore
@@ -23,7 +23,7 @@ _PARTS, _KIND = "files", "files"
 
 
 @dataclass(frozen=True)
-class FoundFile:
+class FoundFile(StoredRow):
     """A file as it was when it was found.
 
     Parameters
@@ -41,17 +41,6 @@ class FoundFile:
     modified_ns: int
     rows: int | None
     partition: Mapping[str, str | None] = field(default_factory=dict)
-
-    def to_json(self) -> list[Any]:
-        """Return the stored form."""
-        return [self.path, self.size, self.modified_ns, self.rows, dict(self.partition)]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> FoundFile:
-        """Read the stored form."""
-        path, size, modified_ns, rows, partition = value
-        known = None if rows is None else int(rows)
-        return cls(str(path), int(size), int(modified_ns), known, dict(partition))
 
 
 class FileList:

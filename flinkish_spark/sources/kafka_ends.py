@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pyspark.sql import functions as F
 
@@ -20,6 +20,7 @@ from flinkish_spark.errors import ConfigError, JobDirError
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin
 from flinkish_spark.kafka.answers import Place
+from flinkish_spark.protocol.codec import Form, Stored, stored
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.sources.kafka_beginnings import first_at_least_as_late
 from flinkish_spark.sources.kafka_starts import StartsAtOffsets
@@ -35,29 +36,23 @@ if TYPE_CHECKING:
 Ends = Mapping[str, Mapping[str, int]]
 
 
-class KafkaEnd(ABC):
+class KafkaEnd(Stored, ABC):
     """Says where each partition ends; one of the classes below."""
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the first offset of each partition that is not read. Called at the first start."""
 
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """Return what tells it from others."""
-
 
 @dataclass(frozen=True)
 class EndAtLatest(KafkaEnd):
     """Reads what there is when the job starts for the first time."""
 
+    TAG: ClassVar = ("end", "latest")
+
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return where the partitions end now, for readers of committed records."""
         return admin.end_offsets(places)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what tells it from others."""
-        return {"end": "latest"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,8 @@ class EndAtTimestamp(KafkaEnd):
         Milliseconds since 1970.
     """
 
+    TAG: ClassVar = ("end", "timestamp")
+
     timestamp_ms: int
 
     def __post_init__(self) -> None:
@@ -83,10 +80,6 @@ class EndAtTimestamp(KafkaEnd):
         return first_at_least_as_late(
             dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what tells it from others."""
-        return {"end": "timestamp", "timestamp_ms": self.timestamp_ms}
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,11 @@ class EndAtOffsets(KafkaEnd):
     {'orders': {'0': 1000, '1': 1200}}
     """
 
-    ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    TAG: ClassVar = ("end", "offsets")
+
+    ends: Mapping[str, Mapping[Annotated[int, Form(str, int)], int]] = field(
+        default_factory=dict, metadata=stored("offsets")
+    )
 
     def __post_init__(self) -> None:
         to_do = 'give a number for every partition: {"orders": {0: 1_000, 1: 1_200}}'
@@ -132,11 +129,6 @@ class EndAtOffsets(KafkaEnd):
                 what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)",
             )
         return given
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what tells it from others."""
-        offsets = {t: {str(p): at for p, at in sorted(ends.items())} for t, ends in sorted(self.ends.items())}
-        return {"end": "offsets", "offsets": offsets}
 
 
 class EndsAtOffsets(StartsAtOffsets):

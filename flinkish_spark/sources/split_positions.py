@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from flinkish_spark.errors import CorruptObjectError
+from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
 from flinkish_spark.protocol.scans import OWN_KEYS, SPLITS, Position, lowest
 
 if TYPE_CHECKING:
@@ -17,10 +18,14 @@ _UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
 
 #: A JSON value that the source alone understands; of most a number that rises.
 Offset = Any
+_PAIRS = Form(
+    lambda offsets: [list(pair) for pair in offsets.items()],
+    lambda pairs: dict(read(tuple[tuple[str, Offset], ...], pairs)),
+)
 
 
 @dataclass(frozen=True)
-class SplitPosition:
+class SplitPosition(Stored):
     """How far each split was read.
 
     Parameters
@@ -41,20 +46,13 @@ class SplitPosition:
     {'flinkish:source': 'orders', 'flinkish:splits': [['a', 3]]}
     """
 
-    uid: str
-    offsets: Mapping[str, Offset]
-    is_ended: bool = False
-    done: frozenset[str] = frozenset()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what is logged."""
-        ended: dict[str, Any] = {_DONE: sorted(self.done)} if self.done else {}
-        if self.is_ended:
-            ended[_ENDED] = True
-        return {_UID: self.uid, SPLITS: [[name, at] for name, at in self.offsets.items()], **ended}
+    uid: str = field(metadata=stored(_UID))
+    offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=stored(SPLITS))
+    is_ended: bool = field(default=False, metadata=stored(_ENDED, Presence.LEFT_OUT))
+    done: frozenset[str] = field(default=frozenset(), metadata=stored(_DONE, Presence.LEFT_OUT, at=2))
 
     @classmethod
-    def from_json(cls, value: Position) -> SplitPosition:
+    def from_json(cls, value: Position) -> Self:
         """Read what was logged.
 
         Raises
@@ -63,15 +61,14 @@ class SplitPosition:
             It is no position of a source of splits.
         """
         try:
-            pairs = [(str(name), at) for name, at in value[SPLITS]]
-            done = frozenset(str(name) for name in value.get(_DONE, ()))
-            return cls(str(value[_UID]), dict(pairs), bool(value.get(_ENDED, False)), done)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            found: Self = read(cls, value)
+        except ValueError as error:
             raise CorruptObjectError(
                 f"{json.dumps(value)[:200]} is no position of a source of splits",
                 why=f"it was logged by another kind of source, or is damaged ({error})",
                 what_to_do="give the source a uid of its own; or restore the file from a backup",
             ) from error
+        return found
 
     def numbers(self) -> dict[str, int]:
         """Return the number of each split."""

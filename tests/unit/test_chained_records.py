@@ -55,6 +55,10 @@ def test_a_mark_survives_its_header() -> None:
         assert (
             mark_in([{"key": "a", "value": b"b"}, {"key": BARRIER_HEADER, "value": one.to_header()}]) == one
         )
+    assert mark(7, 3, previous=5).to_header() == (
+        b'{"format":1,"job":"%s","sink":"out","checkpoint":7,"lineage":0,"partitions":3,"previous":5,'
+        b'"written_at_ms":%d}' % (str(JOB).encode(), mark(7).written_at_ms)
+    )
     assert len(mark(10**12, 10_000, previous=10**12 - 1).to_header()) < 300
 
 

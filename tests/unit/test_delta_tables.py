@@ -21,7 +21,7 @@ from flinkish_spark.errors import ConfigError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sinks.delta_folders import StagedFolder, folder_of_sink
-from flinkish_spark.sinks.delta_modes import Append, mode_from_json, mode_to_json, stored_fields
+from flinkish_spark.sinks.delta_modes import Append, mode_from_json, stored_fields
 from flinkish_spark.sinks.delta_restore import app_id, checkpoint_note, mark_in
 from flinkish_spark.sinks.delta_retention import FILES, MARKERS, check_retention, duration_ms
 from flinkish_spark.sinks.delta_table import TableInfo, fit, is_wider, why_not_as_files, why_stricter
@@ -177,7 +177,7 @@ def test_retention_of_the_table_counts_and_of_a_new_one_the_sessions():
     ],
 )
 def test_a_mode_survives_its_stored_form(mode):
-    assert mode_from_json(json.loads(json.dumps(mode_to_json(mode)))) == mode
+    assert mode_from_json(json.loads(json.dumps(mode.to_json()))) == mode
     assert mode_from_json(None) == Append()
     with pytest.raises(ValueError, match="newer version"):
         mode_from_json({"kind": "SOMETHING"})

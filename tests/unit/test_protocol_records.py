@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+import pytest
+
+from flinkish_spark.protocol.ids import BatchId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
+from flinkish_spark.protocol.time_facts import AssignerInput
 
 
 def test_what_a_sink_measured_is_part_of_its_acknowledgement() -> None:
@@ -30,3 +33,17 @@ def test_the_time_of_the_staging_is_stored_where_it_is_known() -> None:
     assert StagedBatch.from_json(plain.to_json()) == plain
     timed = replace(plain, began_at_ms=1_700)
     assert StagedBatch.from_json(json.loads(json.dumps(timed.to_json()))) == timed
+
+
+def test_a_digest_is_stored_as_text_since_not_every_reader_of_json_keeps_64_bits() -> None:
+    stored = TaskAck(0, 5, -(1 << 63)).to_json()
+    assert stored["digest"] == "-9223372036854775808"
+    with pytest.raises(ValueError, match="digest: a digest is a text, got 7"):
+        TaskAck.from_json({**stored, "digest": 7})
+
+
+def test_what_is_made_is_checked_as_what_is_read() -> None:
+    with pytest.raises(ValueError, match="has_ended must be true or false, got 1"):
+        AssignerInput("orders", None, 1)
+    with pytest.raises(ValueError, match="a job uuid is 32 lower-case hex digits, got 'X'"):
+        JobUuid("X")

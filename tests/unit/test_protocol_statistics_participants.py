@@ -80,7 +80,10 @@ def test_no_more_are_listed_than_may_be(shapes, at_most) -> None:
         ),
         (lambda: ParticipantStatistics("a", K.SINK, ack_ms=True), "must be whole and >= 0, got True"),
         (lambda: ParticipantStatistics.from_json({"uid": ["a"]}), "uid must be a text"),
-        (lambda: ParticipantStatistics.from_json({"uid": "a", "kind": "cat"}), "'cat' is not a valid"),
+        (
+            lambda: ParticipantStatistics.from_json({"uid": "a", "kind": "cat"}),
+            "kind must be one of operator, sink, hook, got 'cat'",
+        ),
     ],
 )
 def test_participants_that_cannot_be_are_refused(make, message) -> None:

@@ -7,15 +7,18 @@ record is written once; the newest DONE is the sink's state.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from flinkish_spark.protocol.codec import Stored, StoredRow
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.sealed_objects import SealedObjects
 from flinkish_spark.sinks.files.rolling import Chunk
 from flinkish_spark.store import LocalStore, Store
+
+T = TypeVar("T")
 
 
 class Entry(enum.Enum):
@@ -34,7 +37,7 @@ class Entry(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Stored):
     """One file that a plan makes visible.
 
     Parameters
@@ -56,22 +59,9 @@ class Part:
         """Whether its source has to be made first."""
         return len(self.chunks) > 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "target": self.target,
-            "source": self.source,
-            "chunks": [chunk.to_json() for chunk in self.chunks],
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Part:
-        """Read the stored form."""
-        return cls(value["target"], value["source"], tuple(Chunk.from_json(c) for c in value["chunks"]))
-
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Stored):
     """What one checkpoint makes visible, and which chunks stay open behind it."""
 
     parts: tuple[Part, ...]
@@ -85,19 +75,16 @@ class Plan:
         facts = {"files": len(self.parts), "bytes": sum(chunk.bytes for chunk in chunks)}
         return {**facts, "rows": sum(known)} if len(known) == len(chunks) else facts
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {"parts": [p.to_json() for p in self.parts], "open": [c.to_json() for c in self.open]}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Read the stored form."""
-        parts = tuple(Part.from_json(p) for p in value["parts"])
-        return cls(parts, tuple(Chunk.from_json(c) for c in value["open"]))
+@dataclass(frozen=True, slots=True)
+class _Committed(Stored):
+    """What a checkpoint contains."""
+
+    chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPartition:
+class OpenPartition(StoredRow):
     """A partition that holds data and waits for its commit.
 
     Parameters
@@ -114,7 +101,7 @@ class OpenPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(Stored):
     """What the sink knows behind a checkpoint.
 
     Parameters
@@ -133,25 +120,6 @@ class State:
     open: tuple[Chunk, ...] = ()
     partitions: tuple[OpenPartition, ...] = ()
     seen_ms: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {
-            "checkpoint": self.checkpoint,
-            "open": [chunk.to_json() for chunk in self.open],
-            "partitions": [[p.root, p.bucket, p.since_ms] for p in self.partitions],
-            "seen_ms": self.seen_ms,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> State:
-        """Read the stored form."""
-        return cls(
-            int(value["checkpoint"]),
-            tuple(Chunk.from_json(c) for c in value["open"]),
-            tuple(OpenPartition(*p) for p in value["partitions"]),
-            value["seen_ms"],
-        )
 
 
 @dataclass
@@ -182,18 +150,16 @@ class Ledger:
 
     def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
         """Return what a checkpoint contains, or None if that is not recorded."""
-        value = self._read(checkpoint, Entry.COMMITTED)
-        return None if value is None else tuple(Chunk.from_json(c) for c in value["chunks"])
+        found = self._read(checkpoint, Entry.COMMITTED, _Committed.from_json)
+        return None if found is None else found.chunks
 
     def plan(self, checkpoint: int) -> Plan | None:
         """Return what a checkpoint makes visible, or None if that is not planned."""
-        value = self._read(checkpoint, Entry.PLAN)
-        return None if value is None else Plan.from_json(value)
+        return self._read(checkpoint, Entry.PLAN, Plan.from_json)
 
     def state(self, checkpoint: int) -> State | None:
         """Return the state behind a checkpoint, or None if it is not done."""
-        value = self._read(checkpoint, Entry.DONE)
-        return None if value is None else State.from_json(value)
+        return self._read(checkpoint, Entry.DONE, State.from_json)
 
     def state_before(self, checkpoint: int) -> State:
         """Return the newest state that is older than a checkpoint."""
@@ -216,7 +182,7 @@ class Ledger:
 
     def record_committed(self, checkpoint: int, chunks: Sequence[Chunk]) -> None:
         """Write which files a checkpoint contains; the first to do so decides."""
-        self._create(checkpoint, Entry.COMMITTED, {"chunks": [c.to_json() for c in chunks]})
+        self._create(checkpoint, Entry.COMMITTED, _Committed(tuple(chunks)).to_json())
 
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
         """Write a plan; return the one that stands, which another process may have written."""
@@ -252,9 +218,9 @@ class Ledger:
             named |= {chunk.staged for chunk in (*chunks, *(state.open if state is not None else ()))}
         return frozenset(named)
 
-    def _read(self, checkpoint: int, entry: Entry) -> Mapping[str, Any] | None:
+    def _read(self, checkpoint: int, entry: Entry, parse: Callable[[Any], T]) -> T | None:
         objects = SealedObjects(self.store, "the folder of a file sink")
-        return objects.optional(_key(checkpoint, entry), _kind(entry), dict)
+        return objects.optional(_key(checkpoint, entry), _kind(entry), parse)
 
     def _create(self, checkpoint: int, entry: Entry, value: Mapping[str, Any]) -> None:
         self.store.create_if_absent(_key(checkpoint, entry), seal(_kind(entry), value))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import ClassVar
 
 from flinkish_spark.arguments import refused_as_config_errors
+from flinkish_spark.protocol.codec import ADDED, Stored
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
 from flinkish_spark.sinks.files.names import bucket_of, task_file
 
@@ -113,7 +114,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Stored):
     """A file of a decided checkpoint.
 
     Parameters
@@ -132,13 +133,15 @@ class Chunk:
         When that was decided; None until it completes.
     """
 
+    IS_CLOSED: ClassVar = True
+
     root: str
     staged: str
     name: str
     bytes: int
     rows: int | None
     checkpoint: int
-    decided_at_ms: int | None = None
+    decided_at_ms: int | None = field(default=None, metadata=ADDED)
 
     @property
     def bucket(self) -> str:
@@ -150,15 +153,6 @@ class Chunk:
         """As Spark named it."""
         found = task_file(self.name.rsplit("/", 1)[-1])
         return "" if found is None else found[1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return {field: getattr(self, field) for field in self.__slots__}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Chunk:
-        """Read the stored form."""
-        return cls(**value)
 
 
 class RollAll(enum.Enum):

@@ -1,0 +1,587 @@
+"""How records become the JSON that is stored of them, and how that is read: by the hints of their fields.
+
+A class names its base, and its fields say the rest:
+
+- :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
+  :class:`StoredAlone` the value of its only field.
+- A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
+  these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
+  `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
+  :class:`Form` in place of all that.
+- :func:`stored` is the metadata of a field whose member has another name or place, or may be missing.
+
+Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
+refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that nobody
+knows are left alone, since a later version may have added them; a class that `IS_CLOSED` refuses them.
+
+Nothing that is read names a class or runs code. Hints are looked at once per class.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter, methodcaller
+from typing import Annotated, Any, ClassVar, Self
+
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
+
+_Convert = Callable[[Any], Any]
+_SCALARS = {
+    int: ("a whole number", (int,)),
+    str: ("a text", (str,)),
+    bool: ("true or false", (bool,)),
+    float: ("a number", (int, float)),
+}
+_UNIONS = (typing.Union, types.UnionType)
+_ABSENT = object()
+#: Of a field's metadata.
+_MEMBER = "flinkish_spark.stored"
+
+
+class StoredFormError(ValueError):
+    """What is stored is not of the form that is expected; says where.
+
+    Examples
+    --------
+    >>> try:
+    ...     read(Mapping[str, tuple[int, ...]], {"orders": [3, "x"]})
+    ... except ValueError as error:
+    ...     print(error)
+    ['orders'][1] must be a whole number, got 'x'
+    """
+
+    def __init__(self, says: str, joint: str = ": ") -> None:
+        super().__init__(says, joint)
+        self._says, self._joint, self._place = says, joint, ""
+
+    def __str__(self) -> str:
+        return f"{self._place}{self._joint}{self._says}" if self._place else self._says
+
+    def stands_in(self, outer: str) -> None:
+        """Put a member or an index in front of the place."""
+        joint = "." if outer and self._place and not self._place.startswith("[") else ""
+        self._place = f"{outer}{joint}{self._place}"
+
+
+class Presence(enum.Enum):
+    """Whether a member is always there."""
+
+    ALWAYS = enum.auto()
+    #: Earlier versions did not write it: where it is missing, the field has its default.
+    ADDED = enum.auto()
+    #: It is left out where the field has its default.
+    LEFT_OUT = enum.auto()
+    #: There is no such member: those of the field's class stand among those of the object.
+    INLINE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    key: str = ""
+    presence: Presence = Presence.ALWAYS
+    at: int | None = None
+
+
+def stored(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None = None) -> dict[str, Any]:
+    """Return the metadata of a field.
+
+    Parameters
+    ----------
+    key
+        Name of its member, if it is not that of the field.
+    presence
+        See :class:`Presence`.
+    at
+        Its place among the members, if that is not the field's.
+    """
+    return {_MEMBER: _Member(key, presence, at)}
+
+
+ADDED = stored(presence=Presence.ADDED)
+LEFT_OUT = stored(presence=Presence.LEFT_OUT)
+INLINE = stored(presence=Presence.INLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value is stored: what writes it, None if it is JSON itself; what reads it."""
+
+    write: Any
+    read: _Convert
+    #: Of a row that needs nothing else: what gets its values.
+    get: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """With a hint: what is read is given to `check`, which returns it or raises ValueError."""
+
+    check: _Convert
+
+
+def whole(least: int, most: Limit = UNLIMITED) -> Check:
+    """Return the check of a whole number that is one from `least` to `most`."""
+
+    def checked(value: Any) -> int:
+        try:
+            return checked_whole("it", value, least, most)
+        except UnusableValueError as error:
+            raise _wrong(error.wanted, value) from None
+
+    return Check(checked)
+
+
+class Record:
+    """What the three bases share.
+
+    A class changes what is read by `_of_older` and `_check_read`. An own `from_json` or `to_json` is for its
+    callers: it is not asked where the class is the hint of another one's field.
+    """
+
+    __slots__ = ()
+    #: Of members whose fields have a default, and no metadata.
+    DEFAULTS: ClassVar[Presence] = Presence.ALWAYS
+    #: Whether members that nobody knows are refused.
+    IS_CLOSED: ClassVar[bool] = False
+    #: A member, and the value by which it tells this class from others of a union.
+    TAG: ClassVar[tuple[str, str] | None] = None
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read the stored form; raise ValueError if it is none."""
+        found: Self = read(cls, value)
+        return found
+
+    @classmethod
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today; given one that an earlier version may have written."""
+        return value
+
+    def _check_read(self) -> None:
+        """Raise ValueError if what was read cannot be. What is made otherwise may be: it is not asked."""
+
+
+class Stored(Record):
+    """A dataclass that is stored as an object; see the module's head.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True, slots=True)
+    ... class Share(Stored):
+    ...     rows: int
+    ...     size_bytes: int = dataclasses.field(default=0, metadata=stored("bytes", Presence.LEFT_OUT))
+    >>> Share(3).to_json(), Share.from_json({"rows": 3, "bytes": 5})
+    ({'rows': 3}, Share(rows=3, size_bytes=5))
+    """
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        cls: Any = type(self)
+        found: dict[str, Any] = _form(cls).write(self)
+        return found
+
+
+class StoredRow(Record):
+    """A dataclass that is stored as a list of its fields' values."""
+
+    __slots__ = ()
+
+    def to_json(self) -> list[Any]:
+        """Return the stored form."""
+        cls: Any = type(self)
+        found: list[Any] = _form(cls).write(self)
+        return found
+
+
+class StoredAlone(Record):
+    """A dataclass of one field that is stored as that field's value: a number, a text."""
+
+    __slots__ = ()
+
+    def to_json(self) -> Any:
+        """Return the stored form."""
+        cls: Any = type(self)
+        return _form(cls).write(self)
+
+
+def write(hint: Any, value: Any) -> Any:
+    """Return the stored form of a value, given its hint.
+
+    Examples
+    --------
+    >>> write(frozenset[int], frozenset({3, 1}))
+    [1, 3]
+    """
+    convert = _form(hint).write
+    return value if convert is None else convert(value)
+
+
+def read(hint: Any, value: Any) -> Any:
+    """Return the value of which a stored form was made; raise StoredFormError if it is none."""
+    return _form(hint).read(value)
+
+
+@functools.cache
+def _form(hint: Any) -> Form:
+    kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        marks = hint.__metadata__
+        own = next((mark for mark in marks if isinstance(mark, Form)), None)
+        return _checked(_form(args[0]) if own is None else Form(own.write, _ours(own.read)), marks)
+    if hint is Any:
+        return Form(None, lambda value: value)
+    if hint in _SCALARS:
+        return Form(None, functools.partial(_scalar, *_SCALARS[hint]))
+    if kind in _UNIONS:
+        return _union(hint, args)
+    if kind is tuple and args[-1] is not ...:
+        return Form(_row_writer(args, tuple), _row_reader(args, lambda *given: given))
+    if kind in (tuple, frozenset, collections.abc.Sequence):
+        return _items(args[0], list if kind is collections.abc.Sequence else kind)
+    if kind is collections.abc.Mapping:
+        return _mapping(*args)
+    if issubclass(kind, enum.Enum):
+        return _enum(kind)
+    if not issubclass(kind, Record):
+        return Form(methodcaller("to_json"), _ours(kind.from_json))
+    return _dataclass(kind)
+
+
+# -- classes -------------------------------------------------------------------------------------------
+
+
+def _dataclass(cls: Any) -> Form:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(cls)
+    names = [field.name for field in fields]
+    if issubclass(cls, StoredAlone):
+        return Form(attrgetter(*names), _alone_reader(cls, hints[names[0]]))
+    if issubclass(cls, StoredRow):
+        kinds = [hints[name] for name in names]
+        further = [_further(kind) for kind in kinds]
+        get = _getter([name + path for name, path in zip(names, further, strict=True)])
+        rest = [Any if path else kind for kind, path in zip(kinds, further, strict=True)]
+        is_plain = all(_form(kind).write is None for kind in rest)
+        return Form(_row_writer(rest, get), _row_reader(kinds, cls), get if is_plain else None)
+    members = [(field, hints[field.name], _member(cls, field)) for field in fields]
+    return Form(_object_writer(cls, members), _object_reader(cls, members))
+
+
+def _alone_reader(cls: Any, hint: Any) -> _Convert:
+    convert = _form(hint).read
+    # The same few ids stand in every record of a checkpoint.
+    make = functools.lru_cache(maxsize=1_000)(cls)
+
+    def read_alone(value: Any) -> Any:
+        if type(value) is not hint:
+            value = convert(value)
+        try:
+            return make(value)
+        except ValueError as error:
+            raise StoredFormError(str(error)) from error
+
+    return read_alone
+
+
+def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
+    has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+    own = _Member(presence=cls.DEFAULTS) if has_default else _Member()
+    return typing.cast(_Member, field.metadata.get(_MEMBER, own))
+
+
+def _getter(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(paths) > 1:
+        return attrgetter(*paths)
+    ones = [attrgetter(path) for path in paths]
+    return lambda value: tuple(get(value) for get in ones)
+
+
+def _object_writer(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _Member]]) -> _Convert:
+    ordered = [one for one in members if one[2].at is None]
+    for at, one in sorted(
+        ((one[2].at or 0, one) for one in members if one not in ordered), key=itemgetter(0)
+    ):
+        ordered.insert(at, one)
+    keys = [member.key or field.name for field, _, member in ordered]
+    # A value that is an attribute of the field's is got together with all others.
+    further = ["" if m.presence is Presence.LEFT_OUT else _further(hint) for _, hint, m in ordered]
+    get = _getter([field.name + path for (field, *_), path in zip(ordered, further, strict=True)])
+    always: list[Any] = []
+    optional: list[Any] = []
+    inline = [
+        key for key, (*_, member) in zip(keys, ordered, strict=True) if member.presence is Presence.INLINE
+    ]
+    # Where None is what is left out, and nothing else may be None, all are left out at once.
+    nullable = [
+        (field, m.presence)
+        for field, hint, m in ordered
+        if hint is Any or type(None) in typing.get_args(hint)
+    ]
+    skips_none = bool(nullable) and all(f.default is None and p is Presence.LEFT_OUT for f, p in nullable)
+    for key, (field, hint, member), path in zip(keys, ordered, further, strict=True):
+        convert = None if path else _form(hint).write
+        default = _default(field)() if member.presence is Presence.LEFT_OUT else _ABSENT
+        if default is not _ABSENT and not (skips_none and default is None and convert is None):
+            optional.append((key, default, convert))
+        elif convert is not None:
+            always.append((key, convert))
+    tag = dict([cls.TAG]) if cls.TAG else {}
+
+    def write_object(value: Any) -> dict[str, Any]:
+        # Short words here: a history has thousands of these objects.
+        if skips_none:
+            found = {key: one for key, one in zip(keys, get(value)) if one is not None}  # noqa: B905
+        else:
+            found = dict(zip(keys, get(value)))  # noqa: B905
+        for key, convert in always:
+            found[key] = convert(found[key])
+        for key, default, convert in optional:
+            one = found.get(key)
+            if one is default or one == default:
+                found.pop(key, None)
+            elif convert is not None:
+                found[key] = convert(one)
+        return found
+
+    def write_more(value: Any) -> dict[str, Any]:
+        parts = [one if key in inline else {key: one} for key, one in write_object(value).items()]
+        return {key: one for part in (tag, *parts) for key, one in part.items()}
+
+    return write_more if inline or tag else write_object
+
+
+def _further(hint: Any) -> str:
+    """Return the attribute that is the stored form of a value; empty if it is none."""
+    if not isinstance(hint, type):
+        return ""
+    if issubclass(hint, enum.Enum):
+        return "._value_"
+    return f".{dataclasses.fields(typing.cast(Any, hint))[0].name}" if issubclass(hint, StoredAlone) else ""
+
+
+def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _Member]]) -> _Convert:
+    steps = []
+    for field, hint, member in members:
+        key = "" if member.presence is Presence.INLINE else member.key or field.name
+        may_lack = member.presence in (Presence.ADDED, Presence.LEFT_OUT)
+        steps.append((key, _kind(hint), _form(hint).read, _default(field) if may_lack else None))
+    own: Any = cls._of_older
+    of_older = None if own.__func__ is vars(Record)["_of_older"].__func__ else own
+    is_checked = cls._check_read is not Record._check_read
+    known = {key for key, *_ in steps} | ({cls.TAG[0]} if cls.TAG else set())
+
+    def read_object(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong("an object", value)
+        if of_older is not None:
+            value = of_older(value)
+        given = []
+        for key, kind, convert, default in steps:
+            # Here and not by a function: most values are of these kinds.
+            one = value.get(key, _ABSENT) if key else value
+            if type(one) is kind:
+                given.append(one)
+            elif one is not _ABSENT:
+                try:
+                    given.append(convert(one))
+                except StoredFormError as error:
+                    error.stands_in(key)
+                    raise
+            elif default is None:
+                raise StoredFormError(f"{key!r} is missing")
+            else:
+                given.append(default())
+        if cls.IS_CLOSED and not known >= value.keys():
+            raise StoredFormError(f"{min(value.keys() - known)!r} is not known")
+        try:
+            found = cls(*given)
+            if is_checked:
+                found._check_read()
+        except ValueError as error:
+            raise StoredFormError(str(error)) from error
+        return found
+
+    return read_object
+
+
+def _kind(hint: Any) -> Any:
+    """Return the type of the values that are taken as they are; there may be others."""
+    args = typing.get_args(hint)
+    return args[0] if typing.get_origin(hint) in _UNIONS and args[1:] == (type(None),) else hint
+
+
+def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
+    default, factory = field.default, field.default_factory
+    return (lambda: default) if factory is dataclasses.MISSING else factory
+
+
+# -- other hints ---------------------------------------------------------------------------------------
+
+
+def _wrong(wanted: str, value: Any) -> StoredFormError:
+    # It may be a whole record.
+    return StoredFormError(f"must be {wanted}, got {value!r:.200}", " ")
+
+
+def _ours(convert: _Convert) -> _Convert:
+    """Return a function that raises StoredFormError in place of ValueError."""
+
+    def converted(value: Any) -> Any:
+        try:
+            return convert(value)
+        except StoredFormError:
+            raise
+        except ValueError as error:
+            raise StoredFormError(str(error)) from error
+
+    return converted
+
+
+def _checked(form: Form, marks: Iterable[Any]) -> Form:
+    for mark in marks:
+        if isinstance(mark, Check):
+            form = Form(form.write, functools.partial(_read_and_check, form.read, _ours(mark.check)))
+    return form
+
+
+def _read_and_check(convert: _Convert, check: _Convert, value: Any) -> Any:
+    return check(convert(value))
+
+
+def _scalar(wanted: str, kinds: tuple[type, ...], value: Any) -> Any:
+    # True is an int, and no number.
+    if type(value) not in kinds:
+        raise _wrong(wanted, value)
+    return value
+
+
+def _enum(choices: type[enum.Enum]) -> Form:
+    members = {one.value: one for one in choices}
+
+    def read_enum(value: Any) -> enum.Enum:
+        try:
+            return members[value]
+        except (KeyError, TypeError):
+            raise _wrong(f"one of {', '.join(map(str, members))}", value) from None
+
+    return Form(attrgetter("_value_"), read_enum)
+
+
+def _union(hint: Any, args: tuple[Any, ...]) -> Form:
+    tags = {cls.TAG: _form(cls) for cls in args if getattr(cls, "TAG", None)}
+    if len(tags) == len(args):
+        return Form(methodcaller("to_json"), functools.partial(_tagged, tags))
+    others = [one for one in args if one is not type(None)]
+    if len(others) != 1:
+        raise TypeError(f"nothing tells the parts of {hint} from each other when they are stored")
+    form = _form(others[0])
+    convert = form.write
+    return Form(
+        None if convert is None else lambda value: None if value is None else convert(value),
+        lambda value: None if value is None else form.read(value),
+    )
+
+
+def _tagged(tags: Mapping[tuple[str, str], Form], value: Any) -> Any:
+    [key] = {key for key, _ in tags}
+    if not isinstance(value, dict):
+        raise _wrong("an object", value)
+    form = tags.get((key, str(value.get(key))))
+    if form is None:
+        names = " or ".join(name for _, name in tags)
+        raise StoredFormError(f"{key!r} is {value.get(key)!r} and not {names}: of a newer version?")
+    return form.read(value)
+
+
+def _row_writer(hints: Sequence[Any], get: Callable[[Any], tuple[Any, ...]]) -> _Convert:
+    forms = [(at, _form(hint).write) for at, hint in enumerate(hints)]
+    converts = [(at, convert) for at, convert in forms if convert is not None]
+
+    def write_row(value: Any) -> list[Any]:
+        found = list(get(value))
+        for at, convert in converts:
+            found[at] = convert(found[at])
+        return found
+
+    return write_row
+
+
+def _row_reader(hints: Sequence[Any], make: Callable[..., Any]) -> _Convert:
+    steps = [(_kind(hint), _form(hint).read) for hint in hints]
+
+    def read_row(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(steps):
+            raise _wrong(f"a list of {len(steps)} values", value)
+        given: list[Any] = []
+        try:
+            for one, (kind, convert) in zip(value, steps):  # noqa: B905
+                given.append(one if type(one) is kind else convert(one))
+        except StoredFormError as error:
+            error.stands_in(f"[{len(given)}]")
+            raise
+        try:
+            return make(*given)
+        except ValueError as error:
+            raise StoredFormError(str(error)) from error
+
+    return read_row
+
+
+def _items(hint: Any, make: Callable[[Iterable[Any]], Any]) -> Form:
+    form, kind = _form(hint), _kind(hint)
+    write_item, convert = form.write, form.read
+
+    def read_items(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _wrong("a list", value)
+        found: list[Any] = []
+        try:
+            for one in value:
+                found.append(one if type(one) is kind else convert(one))
+        except StoredFormError as error:
+            error.stands_in(f"[{len(found)}]")
+            raise
+        result = make(found)
+        if len(result) != len(found):
+            raise _wrong("a list without repetitions", value)
+        return result
+
+    if make is frozenset:
+        # It has no order of its own.
+        return Form(lambda value: [write(hint, one) for one in sorted(value)], read_items)
+    if form.get is not None:
+        return Form(lambda value: list(map(list, map(form.get, value))), read_items)
+    return Form(list if write_item is None else lambda value: list(map(write_item, value)), read_items)
+
+
+def _mapping(key_hint: Any, hint: Any) -> Form:
+    of_key, form = _form(key_hint), _form(hint)
+    name, convert = of_key.write, form.write
+    write_mapping: _Convert = dict
+    if convert is not None and name is None:
+        write_mapping = lambda value: {key: convert(one) for key, one in value.items()}  # noqa: E731
+    elif name is not None:
+        write_mapping = lambda value: {name(key): write(hint, one) for key, one in value.items()}  # noqa: E731
+
+    def read_mapping(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise _wrong("an object", value)
+        found = {}
+        for key, one in value.items():
+            try:
+                found[of_key.read(key)] = one if type(one) is hint else form.read(one)
+            except StoredFormError as error:
+                error.stands_in(f"[{key!r}]")
+                raise
+        return found
+
+    return Form(write_mapping, read_mapping)
