@@ -22,6 +22,7 @@ from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
 from flinkish_spark.sinks.delta import DeltaSink, require_delta
+from flinkish_spark.spans import span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,10 +54,12 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
-    found = _check_session(spark, graph)
+    with span("the session to say what it has"):
+        found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
     spark.dataSource.register(ControlSource)
-    planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    with span("the plan that is looked at before the start"):
+        planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
@@ -65,12 +68,14 @@ def check_before_start(
     check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
-        node.source.preflight(spark, job_dir, node.uid)
-        node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
+        with span(f"source '{node.uid}' to be checked"):
+            node.source.preflight(spark, job_dir, node.uid)
+            node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
     for sink in planned.sinks:
         job = job_dir.known_uuid() or _NOBODY
         context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
-        sink.sink.preflight(spark, context)
+        with span(f"sink '{sink.uid}' to be checked"):
+            sink.sink.preflight(spark, context)
     if settings.manifest is not None:
         owner = job_dir.known_uuid() or _NOBODY
         settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
