@@ -15,7 +15,6 @@ from flinkish_spark.graph.planner import Planner
 from flinkish_spark.graph.stream_graph import sources_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
-from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.runtime.topic_loops import check_loops, check_source_names
 from flinkish_spark.savepoints.rescale import check_rescale
@@ -57,7 +56,6 @@ def check_before_start(
     with span("the session to say what it has"):
         found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
-    spark.dataSource.register(ControlSource)
     with span("the plan that is looked at before the start"):
         planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
     _check_shim(found, planned)

@@ -20,7 +20,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_plan import TimePlan
-from flinkish_spark.runtime.control_source import ControlFile, ControlSource
+from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.engine import (
     OwnerLock,
     QueryPlan,
@@ -115,15 +115,12 @@ class SparkEngine:
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
-        context = manifest_context(
-            job, ownership.epoch, self._settings, self._job_dir, ownership.timeline
-        )
+        context = manifest_context(job, ownership.epoch, self._settings, self._job_dir, ownership.timeline)
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
-        self._spark.dataSource.register(ControlSource)
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
         planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
