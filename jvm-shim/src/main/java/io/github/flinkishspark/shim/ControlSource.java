@@ -165,6 +165,12 @@ public final class ControlSource implements TableProvider {
     public void stop() {
       // There is nothing to let go of.
     }
+
+    /** What a query's progress calls it. */
+    @Override
+    public String toString() {
+      return "flinkish-control " + path;
+    }
   }
 
   private record ControlRows(long[][] rows) implements InputPartition {}
