@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone, said
 from flinkish_spark.bridge.session import active_session, ends_with_this_process
+from flinkish_spark.bridge.warm_up import is_cold, warm_up
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -81,6 +83,8 @@ class SparkEngine:
     def check(self) -> None:
         """Refuse what cannot work; nothing is written."""
         settings = self._settings
+        if is_cold(self._spark):
+            settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
         planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
         self._checked = planned
         self._savepoints = JobSavepoints(self._spark, self._graph, planned, settings, self._job_dir)
