@@ -35,7 +35,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIANTS = ("ours", "plain")
+VARIANTS = ("ours", "ours-archived", "plain")
 PHASES = ("session", "running", "first", "total", "cpu", "restart", "again", "confirmed")
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 OUTPUT = "user STRING, total LONG, orders LONG"
@@ -147,6 +147,9 @@ def session(args):
         builder = builder.config("spark.eventLog.rolling.enabled", "false")
     if args.variant == "ours":
         builder = configure_spark_with_jars(builder, args.jars)
+    elif args.variant == "ours-archived":
+        folder = Path(args.directory).parent / "classes"
+        builder = configure_spark_with_jars(builder, args.jars, class_archive=folder)
     else:
         # What the query needs, and nothing of ours or of Delta's.
         wanted = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
@@ -334,7 +337,7 @@ def child(args):
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(threadName)s %(name)s %(message)s")
         logging.getLogger("flinkish_spark").setLevel(logging.DEBUG)
     marks, stumble = Milestones(args.debug), Stumble(args.directory)
-    {"ours": run_ours, "plain": run_plain}[args.variant](args, marks, stumble)
+    (run_plain if args.variant == "plain" else run_ours)(args, marks, stumble)
     at = marks.seconds()
     found = {
         "imported": at["imported"] - args.began_s,
@@ -377,6 +380,8 @@ def measure(args, broker, variant, number):
         *(["--event-log", args.event_log] if args.event_log else []),
     ]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    # As where a package is installed: without it each process would compile all that it imports.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     log = folder.with_suffix(".log")
     with log.open("w") as stderr:
         command += ["--began-s", repr(time.monotonic())]
@@ -386,6 +391,38 @@ def measure(args, broker, variant, number):
         last = "\n".join(log.read_text().splitlines()[-60:])
         raise SystemExit(f"{last}\n{variant} ended with status {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _make_internal_topics(servers):
+    """Let the broker make what it makes for the first transaction and the first group of its life."""
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+
+    with KafkaAdmin(KafkaConnection(servers)) as admin:
+        admin.create_topic("first", partitions=1)
+    producer = KafkaProducer(bootstrap_servers=servers, transactional_id="first")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("first", b"")
+    producer.commit_transaction()
+    producer.close()
+    consumer = KafkaConsumer(bootstrap_servers=servers, group_id="first")
+    consumer.commit({TopicPartition("first", 0): OffsetAndMetadata(1, "", -1)})
+    consumer.close()
+
+
+def _wait_for_archive(folder):
+    """Wait until a class archive is there and grows no more."""
+    deadline, size = time.monotonic() + _PATIENCE_S, -1
+    while time.monotonic() < deadline:
+        found = sum(file.stat().st_size for file in folder.glob("*.jsa"))
+        if found and found == size:
+            return
+        size = found
+        time.sleep(3)
+    raise SystemExit("the JVM has written no class archive")
 
 
 def table(found):
@@ -426,6 +463,11 @@ def main():
     shutil.rmtree(args.directory, ignore_errors=True)
     found = {variant: [] for variant in args.variants}
     with LocalBroker(Path(args.directory) / "broker", jars_dir=args.broker_jars) as broker:
+        _make_internal_topics(broker.bootstrap_servers)
+        if "ours-archived" in args.variants:
+            # The first JVM writes the archive when it ends, behind its driver.
+            measure(args, broker, "ours-archived", "first")
+            _wait_for_archive(Path(args.directory) / "classes")
         for number in range(args.rounds):
             for variant in args.variants:
                 phases = measure(args, broker, variant, number)
