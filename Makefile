@@ -22,7 +22,9 @@ SINK ?=
 ARGS ?=
 RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# Another Spark or another set of packages in the caller's shell must not leak in.
+# Another Spark or another set of packages in the caller's shell must not leak in. Without compiled files each
+# process of Python's compiles 437 modules of ours anew: a second of each driver, and of each daemon of workers.
+unexport PYTHONDONTWRITEBYTECODE
 unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
@@ -31,7 +33,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit spark broker crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) chaos crash-sweep simulate bench bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) chaos crash-sweep simulate bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -123,6 +125,9 @@ simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [
 
 bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
+
+bench-start: setup ## from python app.py to the first checkpoint, beside plain Spark
+	@$(PY) -m tests.bench.start $(ARGS)
 
 bench-state: setup ## a micro-batch beside thousands and millions of keys
 	@$(PY) -m tests.bench.big_state $(ARGS)

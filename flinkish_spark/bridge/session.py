@@ -16,6 +16,8 @@ from flinkish_spark.protocol.causes import Chain
 
 #: Writes a query's checkpoint files; see its Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
+#: Barriers and watermarks, by asking this process; see its Javadoc.
+CONTROL_SOURCE = "io.github.flinkishspark.shim.ControlSource"
 #: Parses JSON as from_json does; see its Javadoc.
 JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
 #: Of one failure; a chain that is longer says nothing new.

@@ -1,4 +1,7 @@
-"""Calls into the JAR of this package: the transactional Kafka writer, the row tap, the parser of JSON."""
+"""Calls into the JAR of this package: the transactional Kafka writer, the row tap, the parser of JSON.
+
+And calls out of it: the control source asks the driver what the next micro-batch carries.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from flinkish_spark.bridge.session import JSON_ROWS, has_class, jvm
+from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
 from flinkish_spark.errors import InternalError
 from flinkish_spark.protocol.records import TaskAck
 
@@ -86,6 +92,51 @@ def _looked_at(text: Column, schema: StructType) -> Column:
     # As bytes: of a text that is no UTF-8 Arrow could not give any.
     look: Callable[..., Column] = arrow_udf(looked_at, "string", ArrowUDFType.SCALAR)
     return look(text.cast("binary"))
+
+
+class _Controls:
+    """The control source's driver's side, as Py4J gives it to the JVM; called by the threads of queries.
+
+    Nothing is kept between two calls.
+    """
+
+    def __init__(self, reader_of: Callable[[str], DataSourceStreamReader]) -> None:
+        self._reader_of = reader_of
+
+    def initial(self, path: str) -> str:
+        """Return the offset before the first micro-batch."""
+        return json.dumps(self._reader_of(path).initialOffset())
+
+    def latest(self, path: str, start: str) -> str:
+        """Return the offset up to which the next micro-batch goes."""
+        return json.dumps(self._reader_of(path).latestOffset(json.loads(start), ReadAllAvailable()))
+
+    def rows(self, path: str, start: str, end: str) -> str:
+        """Return the rows between two offsets."""
+        reader = self._reader_of(path)
+        partitions = reader.partitions(json.loads(start), json.loads(end))
+        return json.dumps([row for partition in partitions for row in reader.read(partition)])
+
+    class Java:
+        implements = (f"{CONTROL_SOURCE}$Controls",)
+
+
+def connect_controls(spark: SparkSession, reader_of: Callable[[str], DataSourceStreamReader]) -> bool:
+    """Let the JAR's control source ask a reader in this process; return False if there is no such source.
+
+    Parameters
+    ----------
+    reader_of
+        Makes the reader of a control file, for each question. Its offsets and rows are numbers, as of a data
+        source in Python, and are written as Spark writes those.
+    """
+    if getattr(spark, "_jvm", None) is None or not has_class(spark, CONTROL_SOURCE):
+        return False
+    source = jvm(spark).io.github.flinkishspark.shim.ControlSource
+    if not source.isConnected():
+        ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
+        source.connect(_Controls(reader_of))
+    return True
 
 
 class TappedRows:

@@ -226,4 +226,5 @@ def _named(frame: DataFrame, source: str | None) -> DataFrame:
 
 
 def _int_array(values: Sequence[int]) -> Column:
-    return F.array(*[F.lit(v) for v in values])
+    # One text for Spark's parser: a literal for each key group would take some thousand calls into the JVM.
+    return F.expr(f"array({', '.join(map(str, values))})")

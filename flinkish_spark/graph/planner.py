@@ -61,7 +61,7 @@ from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.restoring import OperatorShape
 from flinkish_spark.protocol.scans import Chain, ScanRole
 from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.control_source import FORMAT_NAME
+from flinkish_spark.runtime.control_source import load_control
 from flinkish_spark.runtime.keyed_operator import Origins
 
 #: A lineage that no seed was made for.
@@ -113,8 +113,7 @@ class Planner:
         self._beginning, self._marking = beginning, marking
         self._control_path = control_path
         self._partitions = partitions
-        control = spark.readStream.format(FORMAT_NAME).option("path", control_path).load()
-        self._barriers = control.select(*C.CONTROL)
+        self._barriers = load_control(spark, control_path).select(*C.CONTROL)
         self._has_one_source = False
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
@@ -318,9 +317,6 @@ class Planner:
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
     """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
-    from flinkish_spark.runtime.control_source import ControlSource
-
-    spark.dataSource.register(ControlSource)
     planner = Planner(spark, "/nonexistent/no-control", shuffle_partitions(spark), graph=graph)
     found: DataFrame | None = None
     for chain, ways in chains_to(graph, node):

@@ -5,7 +5,9 @@ source for its latest offset, writes it to the offset log, and only then runs th
 them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
 key groups, and an idle stream still gets a batch.
 
-Everything here but :class:`ControlFile` runs in Python processes of Spark's, never in the user's.
+There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the JVM
+calls back into this process, which takes no time. Without it this is a data source in Python: Spark starts a
+process for each of its questions, which takes some seconds of each start. Both write the same offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -25,6 +27,9 @@ from flinkish_spark.protocol.control_offset import NO_TIME_YET, PINNED_KEY, Cont
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.runtime import columns as C
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMAT_NAME = "flinkish-control"
 _SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"
@@ -195,7 +200,7 @@ class ControlReader(DataSourceStreamReader):
 
 
 class ControlSource(DataSource):
-    """Registered with the session by the environment; not for users."""
+    """Registered with the session by :func:`load_control`; not for users."""
 
     @classmethod
     def name(cls) -> str:
@@ -209,3 +214,16 @@ class ControlSource(DataSource):
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of the file named by the option `path`."""
         return ControlReader(self.options["path"])
+
+
+def load_control(spark: SparkSession, path: str) -> DataFrame:
+    """Return the stream of control rows that the control file `path` asks for."""
+    # Not above: Spark's processes import this module, too.
+    from flinkish_spark.bridge.session import CONTROL_SOURCE
+    from flinkish_spark.bridge.shim import connect_controls
+
+    reader = spark.readStream.option("path", path)
+    if connect_controls(spark, ControlReader):
+        return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
+    spark.dataSource.register(ControlSource)
+    return reader.format(FORMAT_NAME).load()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
@@ -15,18 +17,18 @@ from flinkish_spark.graph.planner import Planner
 from flinkish_spark.graph.stream_graph import sources_of, uid_of
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
-from flinkish_spark.runtime.control_source import ControlSource
 from flinkish_spark.runtime.settings import JobSettings, manifest_context, sink_context
 from flinkish_spark.runtime.topic_loops import check_loops, check_source_names
 from flinkish_spark.savepoints.rescale import check_rescale
 from flinkish_spark.savepoints.restore import Restore
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
 from flinkish_spark.sinks.delta import DeltaSink, require_delta
+from flinkish_spark.spans import span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.graph.stream_graph import StreamGraph
+    from flinkish_spark.graph.stream_graph import SourceNode, StreamGraph
     from flinkish_spark.protocol.time_plan import TimePlan
     from flinkish_spark.savepoints.settings import RestoreSettings
 
@@ -53,10 +55,17 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
-    found = _check_session(spark, graph)
+    with span("the session to say what it has"):
+        found = _check_session(spark, graph)
     control = str(settings.root / "control" / "none.json")
-    spark.dataSource.register(ControlSource)
-    planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    # Brokers take their time, and so does the plan: these two have nothing to do with each other.
+    begun = {
+        node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
+        for node in graph.sources
+        if node.source.is_checked_apart
+    }
+    with span("the plan that is looked at before the start"):
+        planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
@@ -65,18 +74,48 @@ def check_before_start(
     check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
-        node.source.preflight(spark, job_dir, node.uid)
-        node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
+        if node.uid in begun:
+            begun[node.uid].end()
+        else:
+            _check_source(spark, node, settings, job_dir)
     for sink in planned.sinks:
         job = job_dir.known_uuid() or _NOBODY
         context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
-        sink.sink.preflight(spark, context)
+        with span(f"sink '{sink.uid}' to be checked"):
+            sink.sink.preflight(spark, context)
     if settings.manifest is not None:
         owner = job_dir.known_uuid() or _NOBODY
         settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
     _restore(restore, graph, planned, settings, job_dir).check()
     check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)
     return planned
+
+
+class _Begun:
+    """A check that runs in a thread of its own while others run, and raises where its turn is."""
+
+    def __init__(self, check: Callable[[], None], settings: JobSettings) -> None:
+        self._check = check
+        self._failure: BaseException | None = None
+        self._thread = settings.threads.start("flinkish-check-source", self._run)
+
+    def _run(self) -> None:
+        try:
+            self._check()
+        except BaseException as error:
+            self._failure = error
+
+    def end(self) -> None:
+        """Wait for its end; raise what it has raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _check_source(spark: SparkSession, node: SourceNode, settings: JobSettings, job_dir: JobDir) -> None:
+    with span(f"source '{node.uid}' to be checked"):
+        node.source.preflight(spark, job_dir, node.uid)
+        node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
 
 
 def record_job(

@@ -17,6 +17,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.engine import StagingContext
 from flinkish_spark.runtime.failures import with_place
 from flinkish_spark.sinks.base import SinkWriter, StageRequest
+from flinkish_spark.spans import span
 
 
 class StagingMismatchError(EnvironmentFault):
@@ -88,7 +89,8 @@ class SinkStaging:
             request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
             began_ms = context.clock.monotonic_ms()
             try:
-                result = self._writers[sink.uid].stage(request)
+                with span(f"micro-batch {batch} to be staged in sink '{sink.uid}'"):
+                    result = self._writers[sink.uid].stage(request)
             except Exception as error:
                 with_place(error, f"in sink '{sink.uid}'")
                 raise

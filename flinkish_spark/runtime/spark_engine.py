@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge import is_gateway_gone, said
 from flinkish_spark.bridge.session import active_session, ends_with_this_process
+from flinkish_spark.bridge.warm_up import is_cold, warm_up
 from flinkish_spark.errors import FlinkishError
 from flinkish_spark.graph.latency_markers import NO_MARKING, LatencyMarking
 from flinkish_spark.graph.planned import PlannedJob
@@ -20,7 +22,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.scans import source_of
 from flinkish_spark.protocol.time_plan import TimePlan
-from flinkish_spark.runtime.control_source import ControlFile, ControlSource
+from flinkish_spark.runtime.control_source import ControlFile
 from flinkish_spark.runtime.engine import (
     OwnerLock,
     QueryPlan,
@@ -81,6 +83,8 @@ class SparkEngine:
     def check(self) -> None:
         """Refuse what cannot work; nothing is written."""
         settings = self._settings
+        if is_cold(self._spark):
+            settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
         planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
         self._checked = planned
         self._savepoints = JobSavepoints(
@@ -123,15 +127,12 @@ class SparkEngine:
         wanted = self._settings.manifest
         if wanted is None:
             return NO_MANIFEST
-        context = manifest_context(
-            job, ownership.epoch, self._settings, self._job_dir, ownership.timeline
-        )
+        context = manifest_context(job, ownership.epoch, self._settings, self._job_dir, ownership.timeline)
         return wanted.create_writer(self._spark, context)
 
     def plan(self, control: ControlFile) -> QueryPlan:
         """Plan the query."""
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
-        self._spark.dataSource.register(ControlSource)
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
         planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from flinkish_spark import spans
 from flinkish_spark.clock import Clock
 from flinkish_spark.runtime.threads import Threads
 
@@ -106,9 +107,11 @@ class Watchdog:
                 if stand.named_after_ms:
                     LOG.warning("the thread '%s' goes on: it waits no more for %s", stand.thread, what)
                 stand.waits.pop()
-                stand.moved(self._clock.monotonic_ms())
+                ended_ms = self._clock.monotonic_ms()
+                stand.moved(ended_ms)
                 if not stand.waits:
                     del self._stands[me]
+            spans.ended(what, ended_ms - now_ms)
 
     def start(self, threads: Threads) -> None:
         """Look again and again in a thread of its own, until :meth:`stop`."""

@@ -148,6 +148,14 @@ class Source(ABC):
         return False
 
     @property
+    def is_checked_apart(self) -> bool:
+        """Whether preflight and :meth:`check_retention` may run in a thread of their own, beside the plan.
+
+        Only if they ask nothing of Spark, and change nothing that the plan looks at.
+        """
+        return False
+
+    @property
     def has_side_outputs(self) -> bool:
         """Whether :meth:`side_outputs` returns any."""
         return False

@@ -212,6 +212,11 @@ class KafkaSource(EndsAtOffsets):
         return self.reader is Engine.JVM
 
     @property
+    def is_checked_apart(self) -> bool:
+        """Brokers are asked, and nobody else."""
+        return True
+
+    @property
     def has_side_outputs(self) -> bool:
         """Whether unreadable records go to a dead-letter topic."""
         return bool(letter_topic(self.value))
