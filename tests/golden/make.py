@@ -1,4 +1,4 @@
-"""Writes the archives: ``python -m tests.golden.make OUT``. See `README.md`.
+"""Writes the archives: ``python -m tests.golden.make OUT``; see `README.md`.
 
 Each job runs in a process of its own, which kills itself and its JVM where most is open: a checkpoint is
 decided and one of its sinks has committed, and a further micro-batch is staged.
@@ -6,6 +6,7 @@ decided and one of its sinks has committed, and a further micro-batch is staged.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +21,18 @@ from flinkish_spark.runtime.steps import Step
 from flinkish_spark.testing.broker import LocalBroker
 from flinkish_spark.testing.crashing import kill_process_group
 from tests.conftest import BUILD, spark_test_conf
-from tests.golden import job, kafka_job, orders
-from tests.golden.place import AT_SAVEPOINT, DECIDED, ROOT, await_position, outputs, pack, place, rows_as_text
+from tests.golden import job, kafka_job, orders, programs
+from tests.golden.place import (
+    AT_SAVEPOINT,
+    DECIDED,
+    ROOT,
+    await_position,
+    outputs,
+    pack,
+    place,
+    rows_as_text,
+    write_packed,
+)
 from tests.support import order, produce
 
 #: Name of the machine in what is kept: files of state say which one wrote them.
@@ -93,6 +104,13 @@ def run_kafka(servers: str) -> None:
         _take(client)
 
 
+def run_programs(out: Path) -> None:
+    """Write what the programs of `programs.py` store."""
+    found = {name: programs.kept(program) for name, program in programs.PROGRAMS.items()}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in found.items())
+    write_packed(out / "programs.json.gz", f"{{{lines}}}\n".encode())
+
+
 def _produce(servers: str, number: int) -> None:
     produce(servers, kafka_job.INPUT, [order(user, number + n) for n in (1, 2) for user in kafka_job.USERS])
 
@@ -138,8 +156,11 @@ def main(words: list[str]) -> None:
             return run_files()
         case ["--kafka", servers]:
             return run_kafka(servers)
+        case ["--programs", folder]:
+            return run_programs(Path(folder))
     out = Path(words[0]).absolute()
     out.mkdir(parents=True, exist_ok=True)
+    run_programs(out)
     with place() as root:
         _killed("--files")
         pack(out / "job.tar.gz", root, [job.JOB])

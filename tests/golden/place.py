@@ -58,8 +58,13 @@ def pack(archive: Path, root: Path, names: Sequence[str]) -> None:
                 entry.mtime, entry.mode = _MODIFIED_S, 0o755 if path.is_dir() else 0o644
                 with path.open("rb") if path.is_file() else io.BytesIO() as content:
                     tar.addfile(entry, content if path.is_file() else None)
-    with archive.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-        packed.write(text.getvalue())
+    write_packed(archive, text.getvalue())
+
+
+def write_packed(path: Path, data: bytes) -> None:
+    """Compress; the same bytes from the same content."""
+    with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(data)
 
 
 def unpack(archive: str, root: Path) -> None:
