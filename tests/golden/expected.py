@@ -13,6 +13,8 @@ from tests.golden.orders import Order, Payment, orders, payments
 #: Time, user, value.
 Timed = tuple[int, str, Any]
 Rows = Counter[tuple[Any, ...]]
+#: The watermark behind all input.
+_OVER = 1 << 62
 
 
 def expected(files: int) -> dict[str, Rows]:
@@ -85,17 +87,38 @@ def _paid(ordered: list[Order], paid: list[Payment]) -> Iterator[tuple[str, int,
 # -- windows ------------------------------------------------------------------------------------------
 
 
-def _windows(ordered: list[Order]) -> Iterator[tuple[Any, ...]]:
+def doubled(ordered: list[Order]) -> list[Timed]:
+    """Return the results of the first windows."""
     amounts = [(at_ms, user, amount) for user, _, amount, at_ms in ordered]
-    doubled = assigned(amounts, sum, 2 * job.SIZE_MS, job.SIZE_MS)
-    totals = assigned(doubled, sum, 2 * job.SIZE_MS, 2 * job.SIZE_MS)
-    merged = [
+    return assigned(amounts, sum, 2 * job.SIZE_MS, job.SIZE_MS)
+
+
+def tumbled(ordered: list[Order], watermark_ms: int) -> list[Timed]:
+    """Return what the second windows have of the first ones that have fired."""
+    fired = [one for one in doubled(ordered) if one[0] <= watermark_ms]
+    return assigned(fired, sum, 2 * job.SIZE_MS, 2 * job.SIZE_MS)
+
+
+def merged(ordered: list[Order], watermark_ms: int) -> list[Timed]:
+    """Return what the third windows have of the second ones that have fired."""
+    fired = [one for one in tumbled(ordered, watermark_ms) if one[0] <= watermark_ms]
+    return [
         (until_ms - 1, user, (sum(values), max(values)))
-        for user, _, until_ms, values in sessions(totals, job.GAP_MS)
+        for user, _, until_ms, values in sessions(fired, job.GAP_MS)
     ]
-    for user, since_ms, until_ms, pairs in sessions(merged, job.LONG_GAP_MS):
-        ordered_pairs = sorted(pairs)
-        sums, most = tuple(one for one, _ in ordered_pairs), tuple(one for _, one in ordered_pairs)
+
+
+def waiting(ordered: list[Order], watermark_ms: int) -> set[tuple[str, tuple[Any, ...]]]:
+    """Return users and contents of the last windows, fired or not, that late elements may still come to."""
+    fired = [one for one in merged(ordered, watermark_ms) if one[0] <= watermark_ms]
+    found = sessions(fired, job.LONG_GAP_MS)
+    late_ms = watermark_ms - job.LATENESS_MS
+    return {(user, tuple(values)) for user, _, until_ms, values in found if until_ms - 1 > late_ms}
+
+
+def _windows(ordered: list[Order]) -> Iterator[tuple[Any, ...]]:
+    for user, since_ms, until_ms, pairs in sessions(merged(ordered, _OVER), job.LONG_GAP_MS):
+        sums, most = zip(*sorted(pairs), strict=True)
         yield user, since_ms, until_ms, sums, most
 
 

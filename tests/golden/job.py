@@ -67,10 +67,12 @@ PAYMENT = "payer STRING, of LONG, paid LONG, at LONG"
 RULES = [("ann", 6, 0), ("ben", 3, 0)]
 
 #: Windows, and how near payments are.
-SIZE_MS, GAP_MS, LONG_GAP_MS, NEAR_MS = 10_000, 25_000, 60_000, 3_000
+SIZE_MS, GAP_MS, LONG_GAP_MS, NEAR_MS = 10_000, 35_000, 80_000, 3_000
+#: Windows that wait for late elements, of which there are none, are kept for so long.
+LATENESS_MS = 600_000
 ALARM_MS = 4_500
 #: Orders with a timer by the wall clock: what is kept waits for some of them.
-CALLED_BELOW, CALL_MS = 36, 180_000
+CALLED_BELOW, CALL_MS = 24, 180_000
 #: Orders that are read when the job goes on later: the short time to live of what is kept is over then.
 LATER_FROM = 60
 SHORT_TTL_MS, LONG_TTL_MS = 10_000, 1_000 * 365 * 24 * 3_600_000
@@ -361,5 +363,5 @@ def _windows(orders: Any) -> DataStream:
     sessions = folded.key_by("user").window(EventTimeSessionWindows(GAP_MS))
     most = AggregateColumn("most", Fold.MAX, "amount")
     merged = sessions.fold(total, most, uid="columnar-session")
-    longer = merged.key_by("user").window(EventTimeSessionWindows(LONG_GAP_MS)).allowed_lateness(SIZE_MS)
+    longer = merged.key_by("user").window(EventTimeSessionWindows(LONG_GAP_MS)).allowed_lateness(LATENESS_MS)
     return longer.process(Session(), output=SESSION, uid="element-session")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flinkish_spark.runtime.steps import Step
 from flinkish_spark.testing.broker import LocalBroker
 from flinkish_spark.testing.crashing import kill_process_group
 from tests.conftest import BUILD, spark_test_conf
-from tests.golden import job, kafka_job, orders, programs
+from tests.golden import job, kafka_job, orders, programs, records
 from tests.golden.place import (
     AT_SAVEPOINT,
     DECIDED,
@@ -104,11 +104,16 @@ def run_kafka(servers: str) -> None:
         _take(client)
 
 
-def run_programs(out: Path) -> None:
-    """Write what the programs of `programs.py` store."""
+def run_without_spark(out: Path) -> None:
+    """Write what the programs of `programs.py` store, and records of the simulator's jobs."""
     found = {name: programs.kept(program) for name, program in programs.PROGRAMS.items()}
+    _write_lines(out / "programs.json.gz", found)
+    _write_lines(out / "records.json.gz", records.kept())
+
+
+def _write_lines(path: Path, found: Mapping[str, Any]) -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in found.items())
-    write_packed(out / "programs.json.gz", f"{{{lines}}}\n".encode())
+    write_packed(path, f"{{{lines}}}\n".encode())
 
 
 def _produce(servers: str, number: int) -> None:
@@ -156,11 +161,11 @@ def main(words: list[str]) -> None:
             return run_files()
         case ["--kafka", servers]:
             return run_kafka(servers)
-        case ["--programs", folder]:
-            return run_programs(Path(folder))
+        case ["--without-spark", folder]:
+            return run_without_spark(Path(folder))
     out = Path(words[0]).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    run_programs(out)
+    run_without_spark(out)
     with place() as root:
         _killed("--files")
         pack(out / "job.tar.gz", root, [job.JOB])

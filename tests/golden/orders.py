@@ -12,7 +12,7 @@ from pathlib import Path
 USERS = ("ann", "ben", "eve")
 PER_FILE = 12
 #: Between files nothing happens for a while, so that sessions end; behind every other one for longer.
-PAUSE_MS, LONG_PAUSE_MS = 40_000, 60_000
+PAUSE_MS, LONG_PAUSE_MS = 50_000, 75_000
 _FIRST_S = 1_700_000_000
 
 #: user, n, amount, at; and payer, of, paid, at.
