@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import effort
 from tests.jvm_flags import JVM_FLAGS
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only tests with a Spark session, or only those without; for running both at the same time",
     )
     parser.addoption("--nightly", action="store_true", help="also the tests that `make test` leaves out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.is_night = config.getoption("--nightly")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

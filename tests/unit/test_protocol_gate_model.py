@@ -26,6 +26,7 @@ from flinkish_spark.protocol.gate_values import (
     TakeCheckpoint,
 )
 from flinkish_spark.protocol.ids import CheckpointId
+from tests.effort import examples
 from tests.gate_script import word
 
 #: A record: its channel and number; a mark: "barrier" or "cancel" and the checkpoint.
@@ -254,7 +255,12 @@ class GateAgainstModel(RuleBasedStateMachine):
 
 
 class TestGateAgainstModel(GateAgainstModel.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    settings = settings(
+        max_examples=examples(150),
+        stateful_step_count=examples(40, least=25),
+        deadline=None,
+        derandomize=True,
+    )
 
 
 # -- long random runs ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from flinkish_spark.protocol.time_facts import (
 )
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime, Rules, next_micro_batch_ms, step
+from tests.effort import seeds
 
 REPORTED = AssignerRules(AsReported())
 PLAIN = AssignerRules(Untimed())
@@ -298,7 +299,7 @@ def random_job(chance: random.Random) -> Job:
     return Job(rules, reads(**inputs))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_an_operator_sees_what_a_job_of_its_inputs_alone_would_see(seed: int) -> None:
     """Behaviour 124: joins, idle sources, ends, and crashes behind which others go on from stored states."""
     chance = random.Random(seed)

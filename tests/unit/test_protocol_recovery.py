@@ -29,6 +29,7 @@ from flinkish_spark.protocol.recovery import (
     next_step,
     recovery_table,
 )
+from tests.effort import examples
 
 EVERY_ID = frozenset(CheckpointId(n) for n in range(1, 20))
 
@@ -313,7 +314,7 @@ def run(world, steps=40):
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @for_all(ANY_FACTS)
 def test_whatever_the_facts_recovery_comes_to_an_end_and_keeps_only_what_is_alive(given):
     world = World(given)
@@ -333,7 +334,7 @@ def test_whatever_the_facts_recovery_comes_to_an_end_and_keeps_only_what_is_aliv
     assert not [s for s in now.staged if s.batch >= step.next_batch]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @for_all(ANY_FACTS, st.integers(0, 12))
 def test_a_recovery_that_is_cut_off_anywhere_ends_the_same(given, steps):
     given = replace(given, lost=frozenset())

@@ -42,6 +42,7 @@ from flinkish_spark.sources.collection import CollectionSource
 from flinkish_spark.sources.kafka_reading import subscription
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
+from tests.effort import seeds
 from tests.unit.test_split_source import Counters
 from tests.unit.test_stream_reader import Log
 
@@ -307,7 +308,7 @@ class Model:
         return one.watermark_ms if one.status.value == "ACTIVE" else None
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_an_aligned_group_never_stands_still_and_nobody_starts_ahead(seed: int) -> None:
     model = Model(seed)
     model.run()

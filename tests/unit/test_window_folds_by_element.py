@@ -38,6 +38,7 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
+from tests.effort import examples, seeds
 from tests.windows_support import TINY
 
 INPUT = "k STRING, n LONG, at LONG"
@@ -128,14 +129,15 @@ def test_rows_and_fields_are_those_of_the_fold_over_columns(kind, columns) -> No
     slow, output = by_element(own, columns, TYPES)
     assert output == fast.sent.folded.output
     rng, now_ms, found = random.Random(f"{kind}-{columns}"), 0, 0
-    for number in range(15):
+    steps = examples(15, least=7)
+    for number in range(steps):
         now_ms += rng.choice([0, 3, 12])
         # In sessions the order of ties is told otherwise: in the order of time all is the same.
         given = [(drawn(rng), now_ms + ahead) for ahead in range(rng.choice([1, 2, 5]))]
-        watermark_ms = MAX_WATERMARK_MS if number == 14 else now_ms - 10
+        watermark_ms = MAX_WATERMARK_MS if number == steps - 1 else now_ms - 10
         for run in (fast, slow):
             run.push_all(given)
-            run.processing_time(now_ms if number < 14 else now_ms + 100)
+            run.processing_time(now_ms if number < steps - 1 else now_ms + 100)
             run.watermark(watermark_ms)
         expected = plain(fast.take())
         assert plain(slow.take()) == expected
@@ -180,7 +182,7 @@ def run_through(spec, columns, elements, end=()):
     return rows
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("which", [0, 1], ids=["tumbling", "sliding"])
 def test_count_windows_fold_what_is_in_them_and_have_no_bounds(which, seed) -> None:
     given, spec = numbers(seed), (count_window(3), sliding_count_window(3, 2))[which]
