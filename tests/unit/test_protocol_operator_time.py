@@ -148,8 +148,9 @@ def test_a_pipeline_ends_with_its_own_inputs_and_the_job_with_all() -> None:
     job = job.again()
     assert job.run(ended="b") == {"left": MAX_WATERMARK_MS, "right": MAX_WATERMARK_MS}
     assert job.state.has_ended and job.state.is_due_at_once and not job.state.has_carried_all
+    assert job.state.is_told_all_next
     job.run()
-    assert job.state.has_carried_all and not job.state.is_due_at_once
+    assert job.state.has_carried_all and not job.state.is_due_at_once and not job.state.is_told_all_next
 
 
 def test_a_source_without_a_strategy_counts_for_the_end_of_whom_it_feeds() -> None:

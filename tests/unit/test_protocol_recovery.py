@@ -28,6 +28,7 @@ from flinkish_spark.protocol.recovery import (
     TrimLog,
     next_step,
     recovery_table,
+    without_leftovers,
 )
 from tests.effort import examples
 
@@ -52,6 +53,13 @@ def ahead(batch):
 
 def ordered(target, refusal=""):
     return OrderFact("order", CheckpointId(target), refusal)
+
+
+def test_of_decisions_without_receipt_only_the_newest_counts() -> None:
+    """The others are a zombie's: n+1 is never decided before n's receipt is durable."""
+    zombie, complete, newest = decided(3, 7, receipt=False), decided(4, 8), decided(5, 9, receipt=False)
+    assert without_leftovers([newest, zombie, complete]) == (complete, newest)
+    assert without_leftovers([]) == ()
 
 
 def facts(offsets=(), commits=(), done=(), files=(), rewind=False, swept=True, **more):

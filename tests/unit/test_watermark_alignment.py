@@ -104,6 +104,7 @@ def test_what_has_ended_or_was_never_aligned_holds_nobody_back() -> None:
         given, ("a", 0, 500), ("b", 0, 1), ("c", 0, 1), inputs=(AssignerInput("b", frozenset(), True),)
     )
     assert held_sources(given, state) == {}
+    assert held_sources(TimePlan(), EventTime()) == {}
 
 
 # -- what sources are told -----------------------------------------------------------------------------
