@@ -31,14 +31,18 @@ def examples(full: int, least: int = 1) -> int:
 
 def seeds(full: int, least: int = 1) -> list[Any]:
     """Return parameters for a test per seed, of which the night runs `full`."""
-    return sampled(range(full), least)
+    by_day = max(least, math.ceil(full / SHARE))
+    return [n if n < by_day else pytest.param(n, marks=pytest.mark.nightly) for n in range(full)]
 
 
-def sampled(parameters: Iterable[Any], least: int = 1) -> list[Any]:
-    """Return parameters that are further cases of each other; the first of them are run by day, too."""
-    found = list(parameters)
-    by_day = max(least, math.ceil(len(found) / SHARE))
+def points(count: int, by_day: int = 3) -> range:
+    """Return the places at which something is to be cut off: by day one of a few, at night each."""
+    return range(0, count, 1 if is_night else by_day)
+
+
+def sampled(parameters: Iterable[Any], one_in: int) -> list[Any]:
+    """Return parameters that are further cases of each other; one of so many is run by day, too."""
     return [
-        one if number < by_day else pytest.param(one, marks=pytest.mark.nightly)
-        for number, one in enumerate(found)
+        pytest.param(one, marks=pytest.mark.nightly) if number % one_in else one
+        for number, one in enumerate(parameters)
     ]

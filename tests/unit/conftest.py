@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -21,3 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
         max_examples=effort.examples(100),
     )
     settings.load_profile("flinkish")
+
+
+def pytest_collection_finish() -> None:
+    # Ten thousand tests and what they import stay until the end: no collection need look at them again.
+    gc.collect()
+    gc.freeze()

@@ -130,6 +130,7 @@ def test_scenarios_differ_and_are_drawn_from_the_seed_alone() -> None:
 
 # -- the document -------------------------------------------------------------------------------------
 
+
 def test_the_document_s_invariants_are_the_code_s() -> None:
     _, _, rest = DOCUMENT.partition("<!-- rule-table -->\n")
     assert rest.partition("\n<!-- /rule-table -->")[0] == rule_table()
