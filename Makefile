@@ -74,7 +74,8 @@ types: $(VENV)/.stamp ## mypy --strict on the package
 # These cover all of protocol/; the others would only run slower under coverage.
 PROTOCOL := $(wildcard tests/unit/test_protocol_*.py) \
     $(patsubst %,tests/unit/test_%.py,completion coordinator coordinator_endings micro_batches records_and_store) \
-    $(patsubst %,tests/unit/test_%.py,control_offset late_records time_keeper time_plans tracking watermark_alignment)
+    $(patsubst %,tests/unit/test_%.py,control_offset latency_tracking late_records time_in_checkpoints time_keeper) \
+    $(patsubst %,tests/unit/test_%.py,time_plans tracking watermark_alignment)
 # As many processes as the smallest machine of ours has cores. Who has done his part takes of another's.
 IN_PARALLEL := -n 2 --dist worksteal
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered

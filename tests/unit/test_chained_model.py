@@ -21,7 +21,7 @@ from tests.chained_log import TOPIC, Chained, Drawn, Log
 from tests.effort import examples
 
 MODES = list(AlignmentMode)
-SEEDS = examples(30, least=8)
+SEEDS = examples(30, least=12)
 DRAWN_AHEAD = (AlignmentMode.UNALIGNED, AlignmentMode.ALIGNED_WITH_TIMEOUT)
 
 

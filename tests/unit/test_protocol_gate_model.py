@@ -361,7 +361,7 @@ class Downstream:
 def test_random_barriers_over_long_runs_keep_order_and_content(mode, channels):
     """Behaviour 109: nothing lost, doubled or out of order, and every cut holds what its barriers say."""
     rng = random.Random(f"{mode.value} {channels}")
-    written = upstream(rng, channels, 8_000)
+    written = upstream(rng, channels, examples(8_000, least=2_500))
     timeout_ms = 15 if mode is AlignmentMode.ALIGNED_WITH_TIMEOUT else None
     gate = InputGate.of(dict.fromkeys(channels, 0), AlignmentSettings(mode, alignment_timeout_ms=timeout_ms))
     downstream = Downstream(rng, written, gate)

@@ -156,7 +156,7 @@ def plain(emitted):
 @pytest.mark.parametrize("lateness_ms", [0, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_folds_are_those_of_the_elementwise_operator(kind, lateness_ms, policy) -> None:
-    steps = examples(15, least=9)
+    steps = examples(15, least=7)
     for seed in range(examples(3, least=2)):
         rng = random.Random(f"{kind}-{lateness_ms}-{seed}")
         spec = WindowSpec(KINDS[kind](), None, None, lateness_ms, LATE if seed % 2 else None)

@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from decimal import Decimal
+from functools import cache
 
 import pytest
 from pyspark import cloudpickle
@@ -57,8 +58,9 @@ def folded(field, fold=Fold.SUM):
     return (AggregateColumn(field, fold, field),)
 
 
-def by_element(spec, columns, input_type=INPUT, **given):
-    """Return a harness of the operator that a job has for these windows, and its output's fields."""
+@cache
+def sent_to_workers(spec, columns, input_type):
+    """Return the operator that a job has for these windows, as it is sent, and its output's fields."""
     made = FoldHarness(
         WindowSpec(TumblingEventTimeWindows(1)), (AggregateColumn("c", Fold.COUNT),), input_type, "k"
     )
@@ -66,10 +68,14 @@ def by_element(spec, columns, input_type=INPUT, **given):
         FoldingWindows(spec, columns), "sums", parse_ddl(input_type), ["k"], made.transport
     )
     assert isinstance(sent.folded.operator, WindowOperator)
-    # On its way to a worker.
-    operator = pickle.loads(cloudpickle.dumps(sent.folded.operator))
+    return cloudpickle.dumps(sent.folded.operator), sent.folded.output
+
+
+def by_element(spec, columns, input_type=INPUT, **given):
+    """Return a harness of the operator that a job has for these windows, and its output's fields."""
+    operator, output = sent_to_workers(spec, columns, input_type)
     settings = {"key": lambda e: e[0], "key_type": "STRING", "max_parallelism": 2, "policy": TINY}
-    return OperatorHarness(operator, **settings, **given), sent.folded.output
+    return OperatorHarness(pickle.loads(operator), **settings, **given), output
 
 
 def restored(run, spec, columns, input_type=INPUT):
@@ -129,7 +135,7 @@ def test_rows_and_fields_are_those_of_the_fold_over_columns(kind, columns) -> No
     slow, output = by_element(own, columns, TYPES)
     assert output == fast.sent.folded.output
     rng, now_ms, found = random.Random(f"{kind}-{columns}"), 0, 0
-    steps = examples(15, least=7)
+    steps = examples(15, least=12)
     for number in range(steps):
         now_ms += rng.choice([0, 3, 12])
         # In sessions the order of ties is told otherwise: in the order of time all is the same.
