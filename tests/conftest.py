@@ -15,7 +15,7 @@ import pytest
 
 from tests import run_order
 from tests.jvm_flags import JVM_FLAGS
-from tests.services import BUILD, ROOT, Services, ask, scratch
+from tests.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_SERVICES] = Services()
         if config.getoption("--write-costs"):
             config.pluginmanager.register(run_order.Measured(config.rootpath))
+    else:
+        end_with_the_run()
 
 
 @pytest.hookimpl(optionalhook=True)

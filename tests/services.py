@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -119,6 +121,18 @@ def ask(address: Address, name: str) -> Any:
     if error:
         raise RuntimeError(f"the run's {name} did not start: {error}")
     return server
+
+
+def end_with_the_run() -> None:
+    """Let this process end with the one that began the run, if that is killed; otherwise a test goes on."""
+    owner = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == owner:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with the run").start()
 
 
 def _from_outside(server: Any) -> Any:
