@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import effort
+from tests import effort, run_order
 from tests.jvm_flags import JVM_FLAGS
+from tests.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.testing.broker import LocalBroker
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build"
-
 # Before anything can start a JVM. Spark's Python workers must be this interpreter (another one has no
 # pyarrow), must find the tests' own functions, and must not be given another Spark.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "quick_imports")])
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
 # and its threads take the two cores that jobs and brokers want.
 os.environ["JAVA_TOOL_OPTIONS"] = JVM_FLAGS
-# What a driver's JVM loads comes from an archive (`make spark` makes it); a JVM that cannot use it goes on.
+# What a driver's JVM and a broker's load comes from archives (the Makefile makes them); a JVM that cannot use
+# its one goes on. A driver's is on its command line, which counts for more.
+ARCHIVE = "-XX:SharedArchiveFile={} -Xlog:cds=off -Xlog:cds+dynamic=off"
+if (BUILD / "broker.jsa").exists():
+    os.environ["JAVA_TOOL_OPTIONS"] += " " + ARCHIVE.format(BUILD / "broker.jsa")
 if (BUILD / "classes.jsa").exists():
-    archived = f"-XX:SharedArchiveFile={BUILD / 'classes.jsa'}"
-    os.environ["SPARK_SUBMIT_OPTS"] = f"{archived} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    os.environ["SPARK_SUBMIT_OPTS"] = ARCHIVE.format(BUILD / "classes.jsa")
 for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
 # Each process that a test starts would compile all of this package anew: a second or two.
@@ -45,15 +45,50 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 TopicFactory = Callable[..., str]
 
 _LEFT_OUT = pytest.StashKey[int]()
+_SERVICES = pytest.StashKey[Services]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Processes of pytest-xdist use the servers of the one that started them.
+    if not hasattr(config, "workerinput"):
+        config.stash[_SERVICES] = Services()
+        if config.getoption("--write-costs"):
+            config.pluginmanager.register(run_order.Measured(config.rootpath))
+    else:
+        end_with_the_run()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["services"] = node.config.stash[_SERVICES].address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # Each of them has collected all.
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    services = config.stash.get(_SERVICES, None)
+    if services is not None:
+        services.close()
+
+
+@pytest.fixture(scope="session")
+def service(request: pytest.FixtureRequest) -> Callable[[str], Any]:
+    """Call it for a server that the whole run shares: ``service("postgres")``."""
+    services = request.config.stash.get(_SERVICES, None)
+    if services is not None:
+        return services.get
+    return partial(ask, request.config.workerinput["services"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--jvm",
-        choices=("with", "without"),
-        help="only tests with a Spark session, or only those without; for running both at the same time",
-    )
     parser.addoption("--nightly", action="store_true", help="also the tests that `make test` leaves out")
+    parser.addoption(
+        "--write-costs", action="store_true", help=f"keep how long each file took in {run_order.FILE.name}"
+    )
 
 
 # First: tests/unit/conftest.py asks for it, too.
@@ -63,14 +98,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--jvm")
-    if wanted is not None:
-        chosen = [item for item in items if _starts_spark(item) is (wanted == "with")]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
     if not config.getoption("--nightly"):
         chosen = [item for item in items if item.get_closest_marker("nightly") is None]
         config.stash[_LEFT_OUT] = len(items) - len(chosen)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left_out"] = len(items) - len(chosen)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
     for item in items:
@@ -79,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
         if kind == "unit" and heavy:
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
+    if hasattr(config, "workerinput"):
+        run_order.longest_first(items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -98,11 +132,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{left_out} nightly tests left out: `make nightly`, or pytest --nightly")
 
 
-def _starts_spark(item: pytest.Item) -> bool:
-    module = getattr(item, "module", None)
-    return "spark" in getattr(item, "fixturenames", ()) or getattr(module, "STARTS_SPARK", False)
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One session for all tests; `local[2,4]`, because `local[2]` does not retry tasks."""
@@ -110,25 +139,24 @@ def spark() -> Iterator[SparkSession]:
 
     from flinkish_spark.session import configure_spark_with_jars
 
-    scratch = _scratch("test-spark-")
-    builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    builder = builder.config(map={**spark_test_conf(scratch)})
-    session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
-    shutil.rmtree(scratch, ignore_errors=True)
+    with scratch("test-spark-") as folder:
+        builder = SparkSession.builder.master("local[2,4]").appName("tests")
+        builder = builder.config(map={**spark_test_conf(folder)})
+        session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
 
 
-def spark_test_conf(scratch: Path) -> dict[str, str]:
+def spark_test_conf(folder: Path) -> dict[str, str]:
     """Settings of every Spark session that a test starts, in this process or another."""
     return {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(scratch / "local"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.snapshotPartitions": "1",
@@ -138,19 +166,13 @@ def spark_test_conf(scratch: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[LocalBroker]:
+def broker(service: Callable[[str], Any]) -> LocalBroker:
     """One broker for all tests. Whoever kills or pauses a broker takes one of its own."""
-    from flinkish_spark.testing.broker import LocalBroker
-
-    scratch = _scratch("test-broker-")
-    # Records with old timestamps must not go while a test looks at them.
-    forever = {"log.retention.ms": "-1"}
-    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars", extra_properties=forever) as running:
-        yield running
-    shutil.rmtree(scratch, ignore_errors=True)
+    found: LocalBroker = service("broker")
+    return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def topic(broker: LocalBroker) -> TopicFactory:
     """Call it for the name of a new topic: ``topic(partitions=3)``."""
     from kafka.admin import KafkaAdminClient
@@ -172,8 +194,3 @@ def topic(broker: LocalBroker) -> TopicFactory:
 def job_dir(tmp_path: Path) -> Path:
     """Where a job may keep its checkpoints; not made yet, as for a job that starts for the first time."""
     return tmp_path / "job"
-
-
-def _scratch(prefix: str) -> Path:
-    BUILD.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=BUILD))

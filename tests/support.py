@@ -47,6 +47,8 @@ def environment(spark, job_dir: Path, **settings: Any) -> StreamExecutionEnviron
     defaults = {
         "job": "orders",
         "checkpoint": CheckpointConfig(interval_ms=500),
+        # Without it Spark asks idle sources a hundred times a second, and endless ones give it no rest.
+        "trigger_interval_ms": 100,
         "restart_strategy": FixedDelay(attempts=5, delay_ms=100),
     }
     return StreamExecutionEnvironment(spark, job_dir=str(job_dir), **{**defaults, **settings})
@@ -121,8 +123,13 @@ def read_delta(path: Path) -> list[dict[str, Any]]:
 def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float = 240) -> None:
     """Wait until the condition holds while the job lives; a job that failed raises here."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert not client.wait(timeout_ms=200), "the job ended"
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        # A condition that reads a topic takes its time from the job that is to fill it.
+        pause_ms = max(200, round(4_000 * (time.monotonic() - began)))
+        assert not client.wait(timeout_ms=min(pause_ms, 2_000)), "the job ended"
         assert time.monotonic() < deadline, f"not within {timeout_s} s; {client.progress}"
 
 

@@ -532,6 +532,14 @@ def columns_of(way: str) -> dict[str, Case]:
     return {name: case for name, case in found.items() if not case.refusal}
 
 
+def sample_of(columns: dict[str, Case]) -> dict[str, Case]:
+    """Return of these columns each type by itself, and in one of the other forms in turn."""
+    found = {name: divmod(int(name.removeprefix("c")), len(PLAIN)) for name in columns}
+    return {
+        name: columns[name] for name, (form, kind) in found.items() if form in (0, 1 + kind % len(_NESTED))
+    }
+
+
 def refused_types(way: str) -> list[Case]:
     """Return the types that are refused as a whole on a way."""
     return [case for case in _first_cases(way) if case.refusal]

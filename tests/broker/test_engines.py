@@ -53,6 +53,7 @@ def totals_job(spark, job_dir, servers, source, out, writer="python", **source_s
     return env, orders, totals
 
 
+@pytest.mark.nightly
 def test_the_writers_take_turns_on_one_job(spark, broker, topic, job_dir):
     servers, source, out = broker.bootstrap_servers, topic(3), topic(2)
     amounts = {user: [] for user in USERS}
@@ -128,7 +129,7 @@ def test_transforms_expressions_and_several_sinks_of_one_stream(spark, broker, t
     assert len(read_delta(tmp_path / "table")) == 10 * 12
 
 
-@pytest.mark.parametrize("policy", ["drop", "dead-letter"])
+@pytest.mark.parametrize("policy", [pytest.param("drop", marks=pytest.mark.nightly), "dead-letter"])
 def test_bad_records_leave_barriers_alone(spark, broker, topic, job_dir, policy):
     servers, source, out, letters = broker.bootstrap_servers, topic(2), topic(1), topic(1)
     amounts = put(servers, source, 0, 5)

@@ -6,9 +6,10 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from kafka import KafkaProducer
 
 from flinkish_spark import (
     DeadLetter,
@@ -58,37 +59,86 @@ class Times(KeyedProcessFunction):
         yield value.value, ctx.timestamp()
 
 
-def amounts_read(spark: Any, job_dir: Path, tmp_path: Path, source: Any) -> list[int]:
-    sink, env = MemorySink(str(tmp_path / f"rows-{job_dir.name}")), environment(spark, job_dir)
-    env.from_source(source, uid="orders").sink_to(sink, uid="memory")
-    with running(env) as client:
-        assert client.wait(timeout_ms=200_000), f"the job did not end; {client.progress}"
-        assert client.status is JobStatus.FINISHED
-    return sorted(row.amount for row in sink.rows())
+class Ended(NamedTuple):
+    """One job of all sources of this file that have an end; each is a branch of it."""
+
+    topics: dict[str, str]
+    rows: dict[str, list[Any]]
 
 
-@pytest.mark.parametrize("reader", ["jvm", "python"])
-def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(
-    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
-) -> None:
-    servers, source = broker.bootstrap_servers, topic(2)
-    produce(servers, source, [order("a", n) for n in range(10)], partition=0)
-    produce(servers, source, [order("a", n) for n in range(100, 110)], partition=1)
+#: Where a job begins, and the amounts that it reads then.
+STARTS = {"offsets": [13, 14], "time": [10, 11, 12, 13, 14], "group": [12, 13, 14, *range(100, 110)]}
+READERS = ("jvm", "python")
+
+
+@pytest.fixture(scope="module")
+def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
+    servers, folder = broker.bootstrap_servers, tmp_path_factory.mktemp("ended")
+    # Two sources of a job cannot read one topic.
+    begin = {(name, reader): topic(2) for name in STARTS for reader in READERS}
+    topics = {"json": topic(), "times": topic(), **{f"alone-{reader}": topic(3) for reader in READERS}}
+    env, sinks = environment(spark, folder / "job"), {}
+
+    def branch(uid: str, stream: Any) -> None:
+        sinks[uid] = MemorySink(str(folder / uid))
+        stream.sink_to(sinks[uid], uid=f"{uid}-out")
+
+    for source in begin.values():
+        produce(servers, source, [order("a", n) for n in range(10)], partition=0)
+        produce(servers, source, [order("a", n) for n in range(100, 110)], partition=1)
     time.sleep(0.05)
     between_ms = int(time.time() * 1_000)
     time.sleep(0.05)
-    produce(servers, source, [order("a", n) for n in range(10, 15)], partition=0)
-    group = f"group-{reader}-{source}"
     with KafkaAdmin(KafkaConnection(servers, {})) as admin:
-        admin.commit_offsets(group, {(source, 0): 12})
-    starts = {
-        "offsets": (StartAtOffsets({source: {0: 13}}, StartingOffsets.LATEST), [13, 14]),
-        "time": (StartAtTimestamp(between_ms), [10, 11, 12, 13, 14]),
-        "group": (StartAtCommitted(group), [12, 13, 14, *range(100, 110)]),
-    }
-    for name, (start, wanted) in starts.items():
+        for source in begin.values():
+            produce(servers, source, [order("a", n) for n in range(10, 15)], partition=0)
+            admin.commit_offsets(f"group-{source}", {(source, 0): 12})
+    for (name, reader), source in begin.items():
+        start = {
+            "offsets": StartAtOffsets({source: {0: 13}}, StartingOffsets.LATEST),
+            "time": StartAtTimestamp(between_ms),
+            "group": StartAtCommitted(f"group-{source}"),
+        }[name]
         given = orders_source(servers, source, reader=reader, starting_offsets=start, ending=EndAtLatest())
-        assert amounts_read(spark, tmp_path / f"{reader}-{name}", tmp_path, given) == wanted, name
+        branch(f"{name}-{reader}", env.from_source(given, uid=f"{name}-{reader}"))
+
+    for reader in READERS:
+        source = topics[f"alone-{reader}"]
+        for partition in range(3):
+            amounts = [order("a", 10 * partition + n) for n in range(3)]
+            produce(servers, source, amounts, partition=partition)
+        given = orders_source(
+            servers, source, reader=reader, partitions={source: [0, 2]}, ending=EndAtLatest()
+        )
+        branch(f"alone-{reader}", env.from_source(given, uid=f"alone-{reader}"))
+
+    produce(servers, topics["json"], [order("a", 1), b"no object", order("b", 2)])
+    given = KafkaRecordsSource(
+        servers,
+        pattern=f"{topics['json']}.*",
+        value=Json(ORDER, OnBadRecord.DROP),
+        metadata=["topic", "offset"],
+        ending=EndAtLatest(),
+    )
+    branch("json", env.from_source(given, uid="json"))
+
+    produce(servers, topics["times"], [b"a"], timestamp_ms=1_234)
+    given = KafkaRecordsSource(servers, [topics["times"]], ending=EndAtLatest())
+    timed = env.from_source(given, uid="lines").assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps()
+    )
+    branch("times", timed.key_by("value").process(Times(), output="value STRING, at LONG", uid="times"))
+
+    with running(env) as client:
+        assert client.wait(timeout_ms=550_000), f"the job did not end; {client.progress}"
+        assert client.status is JobStatus.FINISHED
+    return Ended(topics, {uid: sink.rows() for uid, sink in sinks.items()})
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_job_begins_at_offsets_at_a_time_or_where_a_group_stands(ended: Ended, reader: str) -> None:
+    for name, wanted in STARTS.items():
+        assert sorted(row.amount for row in ended.rows[f"{name}-{reader}"]) == wanted, name
 
 
 class Late(KafkaAdmin):
@@ -116,17 +166,12 @@ def test_a_record_that_comes_between_two_requests(broker: Any, topic: Any, ask: 
         assert admin.end_offsets([(source, 0)]) == {(source, 0): 2}
 
 
-@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
-def test_single_partitions_are_read_alone(
-    spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
-) -> None:
-    servers, source = broker.bootstrap_servers, topic(3)
-    for partition in range(3):
-        produce(servers, source, [order("a", 10 * partition + n) for n in range(3)], partition=partition)
-    given = orders_source(servers, source, reader=reader, partitions={source: [0, 2]}, ending=EndAtLatest())
-    assert amounts_read(spark, tmp_path / reader, tmp_path, given) == [0, 1, 2, 20, 21, 22]
+@pytest.mark.parametrize("reader", READERS)
+def test_single_partitions_are_read_alone(ended: Ended, reader: str) -> None:
+    assert sorted(row.amount for row in ended.rows[f"alone-{reader}"]) == [0, 1, 2, 20, 21, 22]
 
 
+@pytest.mark.nightly
 def test_topics_by_a_pattern_and_one_that_comes_later(
     spark: Any, broker: Any, topic: Any, tmp_path: Path
 ) -> None:
@@ -252,23 +297,9 @@ def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(
     run(2, sorted([*second, ("d", 192)]))
 
 
-def test_a_pattern_with_json_values_and_where_they_came_from(
-    spark: Any, broker: Any, topic: Any, tmp_path: Path
-) -> None:
-    servers, source = broker.bootstrap_servers, topic()
-    produce(servers, source, [order("a", 1), b"no object", order("b", 2)])
-    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
-    given = KafkaRecordsSource(
-        servers,
-        pattern=f"{source}.*",
-        value=Json(ORDER, OnBadRecord.DROP),
-        metadata=["topic", "offset"],
-        ending=EndAtLatest(),
-    )
-    env.from_source(given, uid="orders").sink_to(sink, uid="memory")
-    with running(env) as client:
-        assert client.wait(timeout_ms=200_000)
-    found = sorted((row.user, row.amount, row._topic, row._offset) for row in sink.rows())
+def test_a_pattern_with_json_values_and_where_they_came_from(ended: Ended) -> None:
+    source, rows = ended.topics["json"], ended.rows["json"]
+    found = sorted((row.user, row.amount, row._topic, row._offset) for row in rows)
     assert found == [("a", 1, source, 0), ("b", 2, source, 2)]
 
 
@@ -302,11 +333,11 @@ def test_partitions_that_are_ahead_wait_for_the_others(
     """The python reader holds a partition back; the slow one has all of its records read first."""
     servers, source = broker.bootstrap_servers, topic(2)
     hour_ms = 3_600_000
+    producer = KafkaProducer(bootstrap_servers=servers)
     for partition, step_ms in ((0, hour_ms), (1, 60_000)):
         for n in range(60):
-            produce(
-                servers, source, [order(f"p{partition}", n)], partition=partition, timestamp_ms=n * step_ms
-            )
+            producer.send(source, order(f"p{partition}", n), partition=partition, timestamp_ms=n * step_ms)
+    producer.close()
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("in", hour_ms)
     given = orders_source(servers, source, reader="python", max_offsets_per_trigger=10, ending=EndAtLatest())
     sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
@@ -328,17 +359,5 @@ def logged(job_dir: Path, topic: str) -> list[Any]:
     return [offsets for offsets in map(json.loads, lines) if topic in offsets]
 
 
-def test_the_time_of_a_record_is_that_of_kafka(spark: Any, broker: Any, topic: Any, tmp_path: Path) -> None:
-    servers, source = broker.bootstrap_servers, topic()
-    produce(servers, source, [b"a"], timestamp_ms=1_234)
-    sink, env = MemorySink(str(tmp_path / "rows")), environment(spark, tmp_path / "job")
-    given = KafkaRecordsSource(servers, [source], ending=EndAtLatest())
-    timed = env.from_source(given, uid="lines").assign_timestamps_and_watermarks(
-        WatermarkStrategy.for_monotonous_timestamps()
-    )
-    timed.key_by("value").process(Times(), output="value STRING, at LONG", uid="same").sink_to(
-        sink, uid="memory"
-    )
-    with running(env) as client:
-        assert client.wait(timeout_ms=200_000)
-    assert [tuple(row) for row in sink.rows()] == [("a", 1_234)]
+def test_the_time_of_a_record_is_that_of_kafka(ended: Ended) -> None:
+    assert [tuple(row) for row in ended.rows["times"]] == [("a", 1_234)]

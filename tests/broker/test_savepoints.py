@@ -54,12 +54,13 @@ def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
 
 
 @pytest.mark.parametrize(
-    "reader,other", [("jvm", "python"), pytest.param("python", "jvm", marks=pytest.mark.nightly)]
+    "reader,other,rescales",
+    [("jvm", "python", (4,)), pytest.param("python", "jvm", (2, 4), marks=pytest.mark.nightly)],
 )
 def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
-    spark, broker, topic, job_dir, tmp_path, reader, other
+    spark, broker, topic, job_dir, tmp_path, reader, other, rescales
 ) -> None:
-    """Totals of a reference over savepoint, other engine, more partitions, and two rescales."""
+    """Totals of a reference over savepoint, other engine, more partitions, and rescales."""
     servers, source, out, later = broker.bootstrap_servers, topic(3), topic(2), topic(2)
     put(servers, source, 1, 10)
     with started(job(spark, job_dir, servers, source, out, reader=reader)) as client:
@@ -84,7 +85,7 @@ def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
     assert totals_in(servers, out) == totals_between(0, 10)
 
     # Another number of shuffle partitions, in the same job directory (behaviours 85, 91).
-    for turn, partitions in enumerate((2, 4)):
+    for turn, partitions in enumerate(rescales):
         first = 16 + 3 * turn
         produce(servers, source, [order(u, first + n) for n in range(3) for u in USERS], partition=0)
         with started(job(spark, new, servers, source, later, reader=other), partitions=partitions) as client:

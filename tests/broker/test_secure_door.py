@@ -56,7 +56,7 @@ def run(spark, checkpoint: Path, options: dict[str, str], source: str, target: s
     return seen.getvalue()
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", pytest.param("PLAIN", marks=pytest.mark.nightly)])
 def test_a_query_logs_in_and_shows_no_secret(spark, secured, tmp_path, capfd, mechanism):
     flinkish_spark.register(spark)
     login = secured.login("alice", mechanism)

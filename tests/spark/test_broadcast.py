@@ -198,30 +198,33 @@ class Kept(CheckpointedProcessFunction):
         yield total.user, total.amount
 
 
-@pytest.mark.parametrize("way", ["broadcast", "with state"])
 def test_windows_behind_functions_without_keys_behind_windows_lose_nothing(
-    spark: Any, tmp_path: Path, way: str
+    spark: Any, tmp_path: Path
 ) -> None:
+    """With broadcast state and with state of their own: two branches of a job."""
     env = environment(spark, tmp_path / "job")
     timed = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
     given = [(f"user-{n % 3}", 1, n * 200) for n in range(300)]
     source = CollectionSource(given, f"{ORDERS}, at LONG").limited(RateLimit(records_per_batch=70))
     orders = env.from_source(source, timed, uid="orders")
     ones = orders.key_by("user").window(TumblingEventTimeWindows(1_000)).sum("amount", uid="ones")
-    if way == "broadcast":
-        rules = env.from_collection([("all", 3)], RULES, uid="rules").broadcast(FACTORS)
-        passed = ones.connect(rules).process(Passed(), output=ORDERS, uid="passed")
-    else:
-        passed = ones.process_with_state(Kept(), output=ORDERS, uid="passed")
-    sink = MemorySink(f"{tmp_path}/rows")
-    tens = passed.key_by("user").window(TumblingEventTimeWindows(10_000)).sum("amount", uid="tens")
-    tens.sink_to(sink, uid="out")
+    rules = env.from_collection([("all", 3)], RULES, uid="rules").broadcast(FACTORS)
+    ways = {
+        "broadcast": ones.connect(rules).process(Passed(), output=ORDERS, uid="passed"),
+        "with-state": ones.process_with_state(Kept(), output=ORDERS, uid="kept"),
+    }
+    sinks = {way: MemorySink(f"{tmp_path}/{way}") for way in ways}
+    for way, passed in ways.items():
+        by_user = passed.key_by("user")
+        tens = by_user.window(TumblingEventTimeWindows(10_000)).sum("amount", uid=f"tens-{way}")
+        tens.sink_to(sinks[way], uid=f"out-{way}")
     with running(env) as client:
         assert client.wait(timeout_ms=300_000), f"the job did not end; {client.progress}"
         assert client.progress.late_dropped == {}, client.progress
-    found = Counter()
-    for row in sink.rows():
-        found[row.user] += row.amount
-    # Whatever the watermark of the rules lets through on time, nothing may be late.
-    assert found == {f"user-{n}": 100 for n in range(3)}
-    assert len(sink.rows()) == 18
+    for way, sink in sinks.items():
+        found = Counter()
+        for row in sink.rows():
+            found[row.user] += row.amount
+        # Whatever the watermark of the rules lets through on time, nothing may be late.
+        assert found == {f"user-{n}": 100 for n in range(3)}, way
+        assert len(sink.rows()) == 18, way

@@ -14,7 +14,10 @@ from flinkish_spark.protocol.outcomes import Outcome
 from tests.delta_rig import DeltaRig
 
 ROW = "id BIGINT, v STRING, p STRING"
-BOTH = pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
+#: The portable one upserts and overwrites partitions in test_delta_sink_job.py, too.
+NATIVE = pytest.mark.parametrize(
+    "writer", [DeltaWriter.NATIVE, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
+)
 BY_ID = Upsert(keys=("id",))
 
 
@@ -36,7 +39,10 @@ def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_pat
     assert rig.versions == 2
 
 
-@pytest.mark.parametrize(("first", "mapped"), [(DeltaWriter.NATIVE, True), (DeltaWriter.PORTABLE, False)])
+@pytest.mark.parametrize(
+    ("first", "mapped"),
+    [(DeltaWriter.NATIVE, True), pytest.param(DeltaWriter.PORTABLE, False, marks=pytest.mark.nightly)],
+)
 def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapped) -> None:
     """Also a checkpoint that has sets of both."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=first, partition_by=("p",))
@@ -57,7 +63,7 @@ def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapp
     assert rig.rows() == Counter([(1, "a", "x y"), (2, None, None), (3, "c", "ü%20/"), (4, "d", "x y")])
 
 
-@BOTH
+@NATIVE
 def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, writer) -> None:
     """Over micro-batches and within one; the table is made by the first checkpoint."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=BY_ID)
@@ -111,7 +117,7 @@ def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
         rig.stage(0, [(1, "a", "x"), (None, "b", "x")])
 
 
-@BOTH
+@NATIVE
 def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, writer) -> None:
     mode = OverwritePartitions()
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("p",))

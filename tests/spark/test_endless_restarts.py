@@ -87,7 +87,7 @@ def test_a_delta_table_that_changes_under_its_source(spark: Any, tmp_path: Path)
     assert type(gone) is InputLostError and "_change_data/cdc-" in gone.what and "in sink 'out'" in gone.what
 
 
-@pytest.mark.parametrize("damage", ["offsets", "no metadata"])
+@pytest.mark.parametrize("damage", ["offsets", pytest.param("no metadata", marks=pytest.mark.nightly)])
 def test_a_damaged_log_of_sparks(spark: Any, tmp_path: Path, damage: str) -> None:
     source = CollectionSource([(n,) for n in range(400)], "n LONG").limited(RateLimit(records_per_batch=20))
     env = job(spark, tmp_path, source, MemorySink(f"{tmp_path}-log"))

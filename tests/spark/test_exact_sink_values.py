@@ -35,7 +35,7 @@ WRITTEN = (
 )
 
 
-@pytest.fixture(params=["Europe/Berlin", "America/New_York"])
+@pytest.fixture(params=["Europe/Berlin", pytest.param("America/New_York", marks=pytest.mark.nightly)])
 def zoned(spark: Any, request: pytest.FixtureRequest) -> Any:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", request.param)

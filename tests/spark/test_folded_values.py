@@ -35,7 +35,9 @@ BERLIN = "Europe/Berlin"
     [
         (DeltaWriter.NATIVE, BY_COUNTRY, ""),
         (DeltaWriter.PORTABLE, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
-        (DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__"),
+        pytest.param(
+            DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly
+        ),
         (DeltaWriter.NATIVE, Append(), ""),
         (DeltaWriter.PORTABLE, OverwritePartitions(), ""),
     ],
@@ -88,7 +90,9 @@ def test_partitions_of_numbers_are_the_numbers(spark, tmp_path) -> None:
     assert rig.rows() == Counter(rows)
 
 
-@pytest.mark.parametrize("writer", [DeltaWriter.NATIVE, DeltaWriter.PORTABLE])
+@pytest.mark.parametrize(
+    "writer", [DeltaWriter.NATIVE, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
+)
 def test_an_instant_whose_text_is_another_one_is_no_partition(spark, tmp_path, writer) -> None:
     """02:30 of 2026-10-25 in Berlin is 00:30Z and 01:30Z."""
     rig = DeltaRig(spark, tmp_path / "t", "id INT, at TIMESTAMP", writer=writer, partition_by=("at",))
@@ -148,7 +152,9 @@ def test_keys_under_a_collation_are_refused(spark, tmp_path) -> None:
         rig.preflight()
 
 
-@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
+@pytest.mark.parametrize(
+    "value", ["", pytest.param("__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly)]
+)
 def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) -> None:
     """The column is in no file: a reader would find NULL, and the folder is that of the NULLs."""
     sink = FileSink(f"{tmp_path}/out", bucket_by=ColumnBuckets("user"))

@@ -131,21 +131,15 @@ def test_a_union_is_whole_whatever_leads_into_it(spark: Any, tmp_path: Path) -> 
 def test_a_worker_asks_a_table_once_for_a_key_whose_answer_it_keeps(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     notes, folder, sink = tmp_path / "notes", tmp_path / "in", MemorySink(f"{tmp_path}/rows")
-    folder.mkdir()
-    source = FileSource(
-        str(folder), JsonLines(), "user STRING", discovery=Discovery.CONTINUOUS, discover_every_ms=100
-    )
+    micro_batches = 8
+    for number in range(micro_batches):
+        feed(folder, str(number), [{"user": "ann"}, {"user": "ben"}])
+    source = FileSource(str(folder), JsonLines(), "user STRING", max_files_per_batch=1)
     users = env.from_source(source, uid="users")
     cache = LookupCache(ttl_ms=3_600_000)
     found = users.lookup_join(Noted(notes), "name STRING", key=lambda one: one.user, cache=cache)
     found.sink_to(sink, uid="out")
-    micro_batches = 8
-    with running(env) as client:
-        for number in range(micro_batches):
-            feed(folder, str(number), [{"user": "ann"}, {"user": "ben"}])
-            await_that(lambda wanted=2 * (number + 1): rows(client, "out") == wanted, client)
-        client.stop_with_checkpoint()
-        client.wait()
+    finish(env)
     assert Counter(map(tuple, sink.rows())) == Counter(
         {("ann", "ANN"): micro_batches, ("ben", "BEN"): micro_batches}
     )

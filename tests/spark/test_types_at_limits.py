@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ from tests.types_at_limits import (
     columns_of,
     refused_types,
     same,
+    sample_of,
 )
 from tests.types_databases import back, through
 from tests.types_files import column, read_files
@@ -99,10 +100,8 @@ def batch_of(columns: dict[str, Case], first: int) -> pa.RecordBatch:
 class Everything(SplitSource):
     """The rows, as often as it is told; it has no end."""
 
-    schema = declared(COLUMNS)
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
+    def __init__(self, columns: dict[str, Case], rounds: int) -> None:
+        self.columns, self.rounds, self.schema = columns, rounds, declared(columns)
 
     def splits(self) -> list[str]:
         return ["one"]
@@ -112,14 +111,17 @@ class Everything(SplitSource):
 
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
         for first in range(start, end, ROWS):
-            yield batch_of(COLUMNS, first)
+            yield batch_of(self.columns, first)
 
 
 class Remembers(KeyedProcessFunction):
     """Keeps the first row of a key, and emits it for each of the key's."""
 
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
     def open(self, context: Any) -> None:
-        self.row = context.get_state(ValueStateDescriptor("row", declared(COLUMNS)))
+        self.row = context.get_state(ValueStateDescriptor("row", self.schema))
 
     def process_element(self, element: Any, ctx: Any) -> Iterator[Any]:
         if self.row.value() is None:
@@ -210,17 +212,30 @@ def in_berlin(spark: Any) -> Iterator[Any]:
     spark.conf.unset(TIME_OF_DAY)
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(sample_of, id="a sample"),
+        pytest.param(dict, id="all forms of all types", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
-    in_berlin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_berlin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: Callable[[Any], Any]
 ) -> None:
     spark, paths = in_berlin, {}
+    everything = chosen(COLUMNS)
+
+    def taken(way: str) -> dict[str, Case]:
+        found: dict[str, Case] = chosen(columns_of(way))
+        return found
+
     env = environment(spark, tmp_path / "job")
-    stream = env.from_source(Everything(1), uid="in")
+    stream = env.from_source(Everything(everything, 1), uid="in")
     memory, kept = MemorySink(f"{tmp_path}-memory"), MemorySink(f"{tmp_path}-kept")
     parts = Parts(stream)
-    parts.of(columns_of("Memory")).sink_to(memory, uid="memory")
+    parts.of(taken("Memory")).sink_to(memory, uid="memory")
     stream.transform(lambda frame: frame.selectExpr("*", f"n % {ROWS} AS k")).key_by("k").process(
-        Remembers(), output=declared(COLUMNS), uid="state"
+        Remembers(declared(everything)), output=declared(everything), uid="state"
     ).sink_to(kept, uid="kept")
     for form in FileFormat:
         way = {
@@ -232,13 +247,13 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         if way is not None:
             paths[way] = tmp_path / form.value
             options = {"header": "true"} if form is FileFormat.CSV else {}
-            parts.of(columns_of(way)).sink_to(FileSink(str(paths[way]), form, options), uid=form.value)
+            parts.of(taken(way)).sink_to(FileSink(str(paths[way]), form, options), uid=form.value)
     paths["TEXT files"], [text] = tmp_path / "text", columns_of("TEXT files")
     is_line = ~F.coalesce(F.col(text), F.lit("")).contains("\n")
     stream.transform(lambda frame: frame.where(is_line).select(text)).sink_to(
         FileSink(str(paths["TEXT files"]), FileFormat.TEXT), uid="text"
     )
-    rows = parts.of(columns_of("Delta append")).transform(lambda frame: frame.withColumn("p", F.lit("all")))
+    rows = parts.of(taken("Delta append")).transform(lambda frame: frame.withColumn("p", F.lit("all")))
     for way, settings in DELTA_MODES.items():
         paths[way] = tmp_path / way.replace(" ", "-")
         rows.sink_to(DeltaSink(str(paths[way]), **settings), uid=way.replace(" ", "-"))
@@ -251,21 +266,21 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         PrintSink(PREFIX),
         two_phase,
     ):
-        parts.of(columns_of("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
+        parts.of(taken("ForeachSink")).sink_to(sink, uid=type(sink).__name__)
     with started(env) as client:
         await_that(lambda: len(memory.rows()) == len(kept.rows()) == ROWS, client, timeout_s=420)
         stop_with(client, tmp_path / "savepoint")
-    called["PrintSink"] = printed(capsys.readouterr().out, columns_of("PrintSink"))
+    called["PrintSink"] = printed(capsys.readouterr().out, taken("PrintSink"))
     called["TwoPhaseCommitSink"] = two_phase.rows()
     for way in CALLED:
-        check(by_column(called[way], columns_of(way)), columns_of(way), way)
-    check(by_column(memory.rows(), columns_of("Memory")), columns_of("Memory"), "Memory")
-    check(by_column(kept.rows(), COLUMNS), COLUMNS, "state")
+        check(by_column(called[way], taken(way)), taken(way), way)
+    check(by_column(memory.rows(), taken("Memory")), taken("Memory"), "Memory")
+    check(by_column(kept.rows(), everything), everything, "state")
     for way in DELTA_MODES:
-        columns = columns_of(way)
+        columns = taken(way)
         check(read(spark.read.format("delta").load(str(paths[way])), columns), columns, way)
     for way in ("Parquet files", "JSON files", "Avro files"):
-        columns, reader = columns_of(way), spark.read.format(way.split()[0].lower())
+        columns, reader = taken(way), spark.read.format(way.split()[0].lower())
         if way != "Avro files":
             reader = reader.schema(declared(columns))
         check(read(reader.load(str(paths[way])), columns), columns, f"{way} by Spark")
@@ -283,14 +298,16 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
     # What was written is read by sources of ours, beside the state out of the savepoint.
     env = environment(spark, tmp_path / "again")
     again, sinks = MemorySink(f"{tmp_path}-again"), {}
-    env.from_source(Everything(2), uid="in").transform(
+    env.from_source(Everything(everything, 2), uid="in").transform(
         lambda frame: frame.selectExpr("*", f"n % {ROWS} AS k")
-    ).key_by("k").process(Remembers(), output=declared(COLUMNS), uid="state").sink_to(again, uid="kept")
+    ).key_by("k").process(Remembers(declared(everything)), output=declared(everything), uid="state").sink_to(
+        again, uid="kept"
+    )
     sources: dict[str, tuple[Any, dict[str, Case]]] = {}
     for way, form in FILES.items():
-        columns = {name: case for name, case in columns_of(way).items() if name in read_by(way)}
+        columns = {name: case for name, case in taken(way).items() if name in read_by(way)}
         sources[way] = FileSource(str(paths[way]), form, declared(columns), pattern="part-*"), columns
-    table, columns = str(paths["Delta append"]), columns_of("DeltaSource")
+    table, columns = str(paths["Delta append"]), taken("DeltaSource")
     sources["DeltaSource"] = DeltaSource(table), columns
     sources["DeltaSource in Python"] = DeltaSource(table, reader="python"), columns
     sources["DeltaTableSource"] = DeltaTableSource(table), columns
@@ -306,7 +323,7 @@ def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
         await_that(lambda: len(again.rows()) == ROWS, client)
         await_that(lambda: all(len(sink.rows()) == ROWS for sink, _ in sinks.values()), client)
         stop(client)
-    check(by_column(again.rows(), COLUMNS), COLUMNS, "state out of a savepoint")
+    check(by_column(again.rows(), everything), everything, "state out of a savepoint")
     for way, (sink, columns) in sinks.items():
         check(by_column(sink.rows(), columns), columns, f"{way} by a source")
 

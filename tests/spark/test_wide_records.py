@@ -7,7 +7,7 @@ from flinkish_spark import MemorySink, NoRestart
 from tests.support import environment, running
 
 
-@pytest.mark.parametrize("prefix", ["c", "c."])
+@pytest.mark.parametrize("prefix", [pytest.param("c", marks=pytest.mark.nightly), "c."])
 def test_a_record_of_23_columns_goes_through_two_sinks(spark, tmp_path, prefix) -> None:
     texts = [T.StructField(f"{prefix}{number}", T.StringType()) for number in range(22)]
     schema = T.StructType([*texts, T.StructField("id", T.LongType())])
