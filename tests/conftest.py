@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.jvm_flags import JVM_FLAGS
+from tests.services import BUILD, ROOT, Services, ask, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.testing.broker import LocalBroker
-
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build"
 
 # Before anything can start a JVM. Spark's Python workers must be this interpreter (another one has no
 # pyarrow), must find the tests' own functions, and must not be given another Spark.
@@ -42,6 +39,33 @@ for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
 TopicFactory = Callable[..., str]
 
 _LEFT_OUT = pytest.StashKey[int]()
+_SERVICES = pytest.StashKey[Services]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Processes of pytest-xdist use the servers of the one that started them.
+    if not hasattr(config, "workerinput"):
+        config.stash[_SERVICES] = Services()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["services"] = node.config.stash[_SERVICES].address
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    services = config.stash.get(_SERVICES, None)
+    if services is not None:
+        services.close()
+
+
+@pytest.fixture(scope="session")
+def service(request: pytest.FixtureRequest) -> Callable[[str], Any]:
+    """Call it for a server that the whole run shares: ``service("postgres")``."""
+    services = request.config.stash.get(_SERVICES, None)
+    if services is not None:
+        return services.get
+    return partial(ask, request.config.workerinput["services"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,25 +114,24 @@ def spark() -> Iterator[SparkSession]:
 
     from flinkish_spark.session import configure_spark_with_jars
 
-    scratch = _scratch("test-spark-")
-    builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    builder = builder.config(map={**spark_test_conf(scratch)})
-    session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
-    shutil.rmtree(scratch, ignore_errors=True)
+    with scratch("test-spark-") as folder:
+        builder = SparkSession.builder.master("local[2,4]").appName("tests")
+        builder = builder.config(map={**spark_test_conf(folder)})
+        session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
 
 
-def spark_test_conf(scratch: Path) -> dict[str, str]:
+def spark_test_conf(folder: Path) -> dict[str, str]:
     """Settings of every Spark session that a test starts, in this process or another."""
     return {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(scratch / "local"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.snapshotPartitions": "1",
@@ -118,16 +141,10 @@ def spark_test_conf(scratch: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[LocalBroker]:
+def broker(service: Callable[[str], Any]) -> LocalBroker:
     """One broker for all tests. Whoever kills or pauses a broker takes one of its own."""
-    from flinkish_spark.testing.broker import LocalBroker
-
-    scratch = _scratch("test-broker-")
-    # Records with old timestamps must not go while a test looks at them.
-    forever = {"log.retention.ms": "-1"}
-    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars", extra_properties=forever) as running:
-        yield running
-    shutil.rmtree(scratch, ignore_errors=True)
+    found: LocalBroker = service("broker")
+    return found
 
 
 @pytest.fixture
@@ -152,8 +169,3 @@ def topic(broker: LocalBroker) -> TopicFactory:
 def job_dir(tmp_path: Path) -> Path:
     """Where a job may keep its checkpoints; not made yet, as for a job that starts for the first time."""
     return tmp_path / "job"
-
-
-def _scratch(prefix: str) -> Path:
-    BUILD.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=BUILD))

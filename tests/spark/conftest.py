@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flinkish_spark.testing.mariadb import LocalMariaDb, unpack_mariadb
-from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
-from tests.conftest import BUILD
+from flinkish_spark.testing.mariadb import LocalMariaDb
+from flinkish_spark.testing.postgres import LocalPostgres
 from tests.databases import TestDatabase
-
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[LocalPostgres]:
+def postgres(service: Callable[[str], Any]) -> LocalPostgres:
     """One server for all tests. Whoever kills or pauses a server takes one of its own."""
-    with LocalPostgres(unpack_postgres(BUILD / "postgres")) as server:
-        yield server
+    found: LocalPostgres = service("postgres")
+    return found
 
 
 @pytest.fixture
 def postgres_database(postgres: LocalPostgres) -> Iterator[TestDatabase]:
     """A database of the test's own."""
-    name = f"test_{next(_NUMBERS)}"
+    name = _new_name()
     with postgres.connect() as connection:
         connection.execute(f"CREATE DATABASE {name}")
     url = postgres.url.replace(f"/{postgres.database}", f"/{name}")
@@ -36,16 +34,16 @@ def postgres_database(postgres: LocalPostgres) -> Iterator[TestDatabase]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[LocalMariaDb]:
+def mariadb(service: Callable[[str], Any]) -> LocalMariaDb:
     """One server for all tests."""
-    with LocalMariaDb(unpack_mariadb(BUILD / "mariadb")) as server:
-        yield server
+    found: LocalMariaDb = service("mariadb")
+    return found
 
 
 @pytest.fixture
 def mariadb_database(mariadb: LocalMariaDb) -> Iterator[TestDatabase]:
     """A database of the test's own."""
-    name = f"test_{next(_NUMBERS)}"
+    name = _new_name()
     with mariadb.connect() as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     url = mariadb.url.replace(f"/{mariadb.database}", f"/{name}")
@@ -67,3 +65,8 @@ def database(request: pytest.FixtureRequest) -> TestDatabase:
     found = request.getfixturevalue(f"{request.param}_database")
     assert isinstance(found, TestDatabase)
     return found
+
+
+def _new_name() -> str:
+    # The server is shared with other processes that run tests.
+    return f"test_{uuid.uuid4().hex[:12]}"
