@@ -29,9 +29,9 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 export SPARK_LOCAL_IP := 127.0.0.1
 
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
-STAGES := lint types unit spark broker crash
+STAGES := lint types unit integration crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) chaos crash-sweep simulate bench bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker chaos crash-sweep simulate bench bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -52,7 +52,7 @@ shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE))
 
-test: setup ## everything CI runs: lint types unit spark broker crash
+test: setup ## everything CI runs: lint types unit integration crash
 	@started=$$SECONDS; \
 	for stage in $(STAGES); do \
 	    echo "==== $$stage"; before=$$SECONDS; \
@@ -85,25 +85,15 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	    '$(PY) -m pytest tests/unit $(patsubst %,--ignore=%,$(PROTOCOL) $(WINDOWS))'
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m coverage report --show-missing --skip-covered --fail-under=100
 
-# The second line is there because the others take longer.
-SINKS := $(wildcard tests/spark/test_*sink*.py tests/spark/test_jdbc*.py) \
-    $(patsubst %,tests/spark/test_%.py,refusals replay rewind session state_ttl timers two_phase_job types_at_limits window_pages broadcast)
-spark: setup $(BUILD)/classes.jsa ## local Spark sessions
-	@tools/lanes.sh $(BUILD)/lanes-spark \
-	    '$(PY) -m pytest $(SINKS)' \
-	    '$(PY) -m pytest tests/spark $(SINKS:%=--ignore=%)'
+# Processes that share one broker and one database server of each kind (tests/services.py): as many as the
+# smallest machine of ours has cores. Each has a Spark session and takes whole files (tests/run_order.py).
+WORKERS ?= 2
+POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, databases
+	@$(POOL) tests/spark tests/broker $(ARGS)
 
-# These wait more than they compute, for brokers that come and go and for micro-batches: they run in lanes.
-DOORS := $(wildcard tests/broker/test_*door*.py tests/broker/test_engines.py tests/broker/test_chained*.py) \
-    $(wildcard tests/broker/test_kafka_sink*.py tests/broker/test_replay.py tests/broker/test_one_decision.py) \
-    tests/broker/test_savepoints.py
-# Beside those without a JVM, which are through early.
-EARLY := $(patsubst %,tests/broker/test_%.py,at_least_once dead_letters bounded_kafka ways_to_run)
-broker: setup $(BUILD)/classes.jsa ## a real Kafka broker
-	@tools/lanes.sh $(BUILD)/lanes-broker \
-	    '$(PY) -m pytest tests/broker --jvm without && $(PY) -m pytest $(EARLY) --jvm with' \
-	    '$(PY) -m pytest $(DOORS) --jvm with' \
-	    '$(PY) -m pytest tests/broker --jvm with $(patsubst %,--ignore=%,$(DOORS) $(EARLY))'
+spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
+	@$(POOL) tests/$@ $(ARGS)
 
 # These compute all the time: as many lanes as the smallest machine of ours has cores.
 OF_A_JOB := $(patsubst %,tests/crash/test_%.py,crash checker faults cluster)

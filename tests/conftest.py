@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import run_order
 from tests.jvm_flags import JVM_FLAGS
 from tests.services import BUILD, ROOT, Services, ask, scratch
 
@@ -29,7 +30,7 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
 # and its threads take the two cores that jobs and brokers want.
 os.environ["JAVA_TOOL_OPTIONS"] = JVM_FLAGS
-# What a driver's JVM loads comes from an archive (`make spark` makes it); a JVM that cannot use it goes on.
+# What a driver's JVM loads comes from an archive (the Makefile makes it); a JVM that cannot use it goes on.
 if (BUILD / "classes.jsa").exists():
     archived = f"-XX:SharedArchiveFile={BUILD / 'classes.jsa'}"
     os.environ["SPARK_SUBMIT_OPTS"] = f"{archived} -Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -46,11 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # Processes of pytest-xdist use the servers of the one that started them.
     if not hasattr(config, "workerinput"):
         config.stash[_SERVICES] = Services()
+        if config.getoption("--write-costs"):
+            config.pluginmanager.register(run_order.Measured(config.rootpath))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["services"] = node.config.stash[_SERVICES].address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # Each of them has collected all.
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -69,23 +78,18 @@ def service(request: pytest.FixtureRequest) -> Callable[[str], Any]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--jvm",
-        choices=("with", "without"),
-        help="only tests with a Spark session, or only those without; for running both at the same time",
-    )
     parser.addoption("--nightly", action="store_true", help="also the tests that `make test` leaves out")
+    parser.addoption(
+        "--write-costs", action="store_true", help=f"keep how long each file took in {run_order.FILE.name}"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--jvm")
-    if wanted is not None:
-        chosen = [item for item in items if _starts_spark(item) is (wanted == "with")]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
     if not config.getoption("--nightly"):
         chosen = [item for item in items if item.get_closest_marker("nightly") is None]
         config.stash[_LEFT_OUT] = len(items) - len(chosen)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left_out"] = len(items) - len(chosen)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
     for item in items:
@@ -94,17 +98,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
         if kind == "unit" and heavy:
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
+    if hasattr(config, "workerinput"):
+        run_order.longest_first(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     left_out = config.stash.get(_LEFT_OUT, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} nightly tests left out: `make nightly`, or pytest --nightly")
-
-
-def _starts_spark(item: pytest.Item) -> bool:
-    module = getattr(item, "module", None)
-    return "spark" in getattr(item, "fixturenames", ()) or getattr(module, "STARTS_SPARK", False)
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,6 @@ from flinkish_spark.session import spark_conf
 from tests.conftest import BUILD, ROOT
 from tests.support import produce, read_delta, totals_in
 
-#: In processes of its own.
-STARTS_SPARK = True
-
 
 @pytest.mark.timeout(240)
 def test_spark_submit_runs_the_demos_job_and_sigterm_ends_it_with_a_checkpoint(broker, tmp_path):
