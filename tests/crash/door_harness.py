@@ -121,8 +121,8 @@ class DoorRun:
         self._chance = random.Random(seed)
         self._checkpoint, self._wire = directory / "checkpoint", directory / "tripwire"
 
-    def run(self, crashes: Sequence[Crash]) -> DoorOutcome:
-        """Crash, restart, crash, ...; at last let the query finish, stop it, and count."""
+    def run(self, crashes: Sequence[Crash], *, least: int) -> DoorOutcome:
+        """Crash, restart, crash, ...; with so many records sent let the query finish, stop it, count."""
         began = time.monotonic()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._wire.mkdir(parents=True)
@@ -143,6 +143,7 @@ class DoorRun:
                 self._crash(job, crash)
                 print(f"{time.monotonic() - began:6.1f} s  {number:3}  {crash}", flush=True)
             self._await_batches(job, 2)
+            self._wait(job, lambda: producer.sent > least, "live until there are enough records")
             producer.stop()
             producer.join(30)
             return self._finish(job, began)
