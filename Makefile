@@ -95,13 +95,13 @@ integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, 
 spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
 	@$(POOL) tests/$@ $(ARGS)
 
-crash: setup $(BUILD)/crash-classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
+crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
 	@$(POOL) tests/crash $(ARGS)
 
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
 
-crash-sweep: setup $(BUILD)/crash-classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
+crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
 	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
@@ -147,11 +147,6 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 $(BUILD)/classes.jsa: tests/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
 	@echo "archiving the classes of a job"
 	@$(PY) -m tests.archive_classes $@
-	@touch $@
-
-$(BUILD)/crash-classes.jsa: tests/crash/class_path.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
-	@echo "archiving the classes of a job with a sink of every family"
-	@$(PY) -m tests.crash.class_path $@
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

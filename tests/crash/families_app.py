@@ -35,7 +35,7 @@ def build(spark: Any, where: Whereabouts) -> StreamExecutionEnvironment:
         spark,
         job="families",
         job_dir=str(where.job_dir),
-        checkpoint=CheckpointConfig(interval_ms=500, retained=100_000),
+        checkpoint=CheckpointConfig(interval_ms=200, retained=100_000),
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
         max_parallelism=4,
         trigger_interval_ms=250,
