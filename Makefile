@@ -145,8 +145,8 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@touch $@
 
 $(BUILD)/classes.jsa: tests/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
-	@echo "archiving the classes of a job"
-	@$(PY) -m tests.archive_classes $@
+	@echo "archiving the classes of a job and of a broker"
+	@$(PY) -m tests.archive_classes $@ $(BUILD)/broker.jsa
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

@@ -1,22 +1,40 @@
-"""`python -m tests.archive_classes FILE`: keep the classes that a job's JVM loads, for those of tests.
+"""`python -m tests.archive_classes DRIVER BROKER`: keep the classes that JVMs load, for those of tests.
 
 A JVM that dies of a kill -9 is followed by another one, and each reads, verifies and links some 20,000
 classes before its first micro-batch: a third of the processor time that it uses until its first checkpoint.
-`tests/conftest.py` names the file to every driver that a test starts; a JVM that cannot use it (another
-class path, another JDK) goes on without.
+A broker, of which some tests start their own, is the same. `tests/conftest.py` names the files to every
+driver and to every broker that a test starts; a JVM that cannot use its one (another class path, another
+JDK) goes on without.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from demo.rig import ROOT, Rig
+from flinkish_spark.testing.broker import LocalBroker
 from tests.jvm_flags import JVM_FLAGS
 
 _PATIENCE_S = 300
+
+
+def archive_broker(file: Path) -> None:
+    """Start a broker, stop it and write what its JVM loaded; its storage's formatter is overwritten."""
+    file.unlink(missing_ok=True)
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{JVM_FLAGS} -XX:ArchiveClassesAtExit={file}"
+    with (
+        tempfile.TemporaryDirectory(dir=ROOT / "build") as folder,
+        LocalBroker(folder, jars_dir=ROOT / "build" / "broker-jars") as broker,
+    ):
+        broker.stop(_PATIENCE_S * 1000)
+        if not file.exists():
+            raise RuntimeError(f"the broker wrote no {file.name}: {broker.log.read_text()[-2000:]}")
+    del os.environ["JAVA_TOOL_OPTIONS"]
 
 
 def archive(file: Path) -> None:
@@ -41,4 +59,5 @@ def archive(file: Path) -> None:
 
 
 if __name__ == "__main__":
+    archive_broker(Path(sys.argv[2]).resolve())
     archive(Path(sys.argv[1]).resolve())

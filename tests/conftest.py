@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 # Before anything can start a JVM. Spark's Python workers must be this interpreter (another one has no
 # pyarrow), must find the tests' own functions, and must not be given another Spark.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "quick_imports")])
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # JVMs of tests live for seconds or minutes: what the second compiler makes of their code comes too late,
 # and its threads take the two cores that jobs and brokers want.
 os.environ["JAVA_TOOL_OPTIONS"] = JVM_FLAGS
-# What a driver's JVM loads comes from an archive (the Makefile makes it); a JVM that cannot use it goes on.
+# What a driver's JVM and a broker's load comes from archives (the Makefile makes them); a JVM that cannot use
+# its one goes on. A driver's is on its command line, which counts for more.
+ARCHIVE = "-XX:SharedArchiveFile={} -Xlog:cds=off -Xlog:cds+dynamic=off"
+if (BUILD / "broker.jsa").exists():
+    os.environ["JAVA_TOOL_OPTIONS"] += " " + ARCHIVE.format(BUILD / "broker.jsa")
 if (BUILD / "classes.jsa").exists():
-    archived = f"-XX:SharedArchiveFile={BUILD / 'classes.jsa'}"
-    os.environ["SPARK_SUBMIT_OPTS"] = f"{archived} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    os.environ["SPARK_SUBMIT_OPTS"] = ARCHIVE.format(BUILD / "classes.jsa")
 for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
 
@@ -148,7 +151,7 @@ def broker(service: Callable[[str], Any]) -> LocalBroker:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def topic(broker: LocalBroker) -> TopicFactory:
     """Call it for the name of a new topic: ``topic(partitions=3)``."""
     from kafka.admin import KafkaAdminClient

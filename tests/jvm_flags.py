@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 #: With one compiler a JVM has 48 MB for code by itself; eight jobs that restart may fill them, which ends it.
-JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m"
+#: At 21 MB of classes, of which Spark alone has more, a JVM would collect all of its heap for the first time.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=192m -XX:MetaspaceSize=256m"
