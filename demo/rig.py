@@ -208,10 +208,12 @@ class Rig:
 def _environment() -> Mapping[str, str]:
     # Another Spark in the caller's shell must not leak in; workers must be this interpreter.
     foreign = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYTHONHOME"}
+    # What tests have made of it begins with this checkout.
+    path = os.environ.get("PYTHONPATH", "")
     own = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": path if path.split(os.pathsep)[0] == str(ROOT) else str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     return {**{name: value for name, value in os.environ.items() if name not in foreign}, **own}

@@ -39,6 +39,8 @@ if (BUILD / "classes.jsa").exists():
     os.environ["SPARK_SUBMIT_OPTS"] = ARCHIVE.format(BUILD / "classes.jsa")
 for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
+# Each process that a test starts would compile all of this package anew: a second or two.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TopicFactory = Callable[..., str]
 
