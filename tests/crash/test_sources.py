@@ -76,7 +76,7 @@ def survive(run_directory: Path, crashes: Sequence[Crash]) -> None:
     try:
         life = Life(job, run_directory / "job", chance, left.check_told)
         life.through(chosen_crashes(crashes, chance))
-        life.await_that(lambda: is_enough(left, server, writer), "live until there is enough input", 0.2)
+        life.await_that(lambda: is_enough(left, server, writer), "live until there is enough input", 1.0)
         server.stop()
         writer.stop()
         life.await_that(lambda: is_all_out(left, writer), "bring everything out", 1.0)
