@@ -19,7 +19,7 @@ from kafka import KafkaProducer
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
-from flinkish_spark.chaining.cuts import upstream_cut
+from flinkish_spark.chaining.cuts import UpstreamCut, upstream_cut
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid
@@ -195,6 +195,8 @@ class ChainRun:
             self._jobs[role].kill(Victim.DRIVER)
         self._start(role, **{MODE_VARIABLE: "UNALIGNED"})
         yield from self._next_checkpoint(role)
+        # Nothing can be ahead of the very first barrier: it is waited for in every mode.
+        yield from self._patiently(role, lambda: self._newest_cut() is not None, "name a first cut")
         with held_back(self._chain, partition=1):
             before = max(_commits(self._chain.upstream_dir), default=0)
             is_drawn = partial(self._has_channel_state, before)
@@ -205,10 +207,13 @@ class ChainRun:
         later = [number for number in _commits(self._chain.upstream_dir) if number > before]
         if len(later) < 2:
             return False
-        newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
-        cut = None if newest is None else upstream_cut(newest.offsets_text).get(self._chain.middle)
+        cut = self._newest_cut()
         # Of the first upstream checkpoint behind the hold a part may be visible, of the next one nothing is.
         return cut is not None and int(cut.checkpoint) >= later[1] and bool(cut.channel_state)
+
+    def _newest_cut(self) -> UpstreamCut | None:
+        newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
+        return None if newest is None else upstream_cut(newest.offsets_text).get(self._chain.middle)
 
     def _next_checkpoint(self, role: str) -> Iterator[str]:
         if not self._jobs[role].is_alive:
