@@ -23,6 +23,7 @@ ARGS ?=
 RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Another Spark or another set of packages in the caller's shell must not leak in. Without compiled files each
+# Another Spark or another set of packages in the caller's shell must not leak in. Without compiled files each
 # process of Python's compiles 437 modules of ours anew, and pytest rewrites every test's assertions.
 unexport PYTHONDONTWRITEBYTECODE SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYSPARK_PYTHON := $(PY)
@@ -94,17 +95,13 @@ integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, 
 spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
 	@$(POOL) tests/$@ $(ARGS)
 
-# These compute all the time: as many lanes as the smallest machine of ours has cores.
-OF_A_JOB := $(patsubst %,tests/crash/test_%.py,crash checker faults cluster)
-crash: setup $(BUILD)/classes.jsa ## kill -9 loops with exact counts
-	@tools/lanes.sh $(BUILD)/lanes-crash \
-	    '$(PY) -m pytest $(OF_A_JOB)' \
-	    '$(PY) -m pytest tests/crash $(OF_A_JOB:%=--ignore=%)'
+crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
+	@$(POOL) tests/crash $(ARGS)
 
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
 
-crash-sweep: setup ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
+crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
 	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]

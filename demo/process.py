@@ -19,15 +19,13 @@ from pathlib import Path
 
 import psutil
 
-from flinkish_spark.session import PRELOADING_CONF
-
 #: How long a driver may take to notice that its JVM is gone.
 _DRIVER_NOTICES_S = 30.0
 _APPEARS_S = 10.0
 #: Processor time is counted in hundredths of a second.
 _GLANCE_S = 0.03
-#: What forks Python workers: PySpark's own, which also serves data sources, or the one with imports done.
-_DAEMONS = {"pyspark.daemon", *PRELOADING_CONF.values()}
+#: How the names of modules end that fork Python workers: PySpark's own, or one with imports done.
+_DAEMON = "daemon"
 
 
 class Victim(enum.Enum):
@@ -211,7 +209,8 @@ class JobProcess:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in jvm.children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    is_daemon = process.ppid() == jvm.pid and bool(_DAEMONS & set(process.cmdline()))
+                    names_one = any(word.endswith(_DAEMON) for word in process.cmdline())
+                    is_daemon = process.ppid() == jvm.pid and names_one
                     if "python" in process.name() and not is_daemon:
                         found.append(process)
         return found

@@ -50,7 +50,16 @@ class Rig:
         Checkpoint interval of the job.
     engine
         Who reads and writes Kafka: ``jvm`` or ``python``.
+    broker
+        One that runs, and is not this run's alone; None for one of its own in `directory`.
+    prefix
+        Begins the names of topics and group, so that others may be on the same broker. The program must
+        know of it.
     """
+
+    #: Uids of the job's sinks.
+    kafka_sink, delta_sink = KAFKA_SINK, DELTA_SINK
+    partitions = PARTITIONS
 
     def __init__(
         self,
@@ -60,21 +69,27 @@ class Rig:
         *,
         interval_ms: int = 2_000,
         engine: str = "jvm",
+        broker: LocalBroker | None = None,
+        prefix: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self._program, self._chance = program, chance
         self._interval_ms, self._engine = interval_ms, engine
+        self._running_broker = broker
+        self.input, self.output, self.group = (f"{prefix}{name}" for name in (INPUT, OUTPUT, GROUP))
         self._stack = ExitStack()
         self.producer: OrderProducer | None = None
 
     def __enter__(self) -> Self:
         _empty(self.directory)
         with ExitStack() as stack:
-            self.broker = LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
-            self.servers = stack.enter_context(self.broker).bootstrap_servers
+            self.broker = self._running_broker or stack.enter_context(
+                LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+            )
+            self.servers = self.broker.bootstrap_servers
             with KafkaAdmin(KafkaConnection(self.servers)) as admin:
-                for topic in (INPUT, OUTPUT):
-                    admin.create_topic(topic, PARTITIONS)
+                for topic in (self.input, self.output):
+                    admin.create_topic(topic, self.partitions)
             self.reader = self._start_reader()
             stack.callback(self._silence)
             self.job = JobProcess(
@@ -90,7 +105,7 @@ class Rig:
     # -- input ----------------------------------------------------------------------------------
     def produce(self, *, seed: int, rate: float, count: int | None = None) -> OrderProducer:
         """Begin to write orders; see OrderProducer."""
-        self.producer = OrderProducer(self.servers, INPUT, seed=seed, rate=rate, count=count)
+        self.producer = OrderProducer(self.servers, self.input, seed=seed, rate=rate, count=count)
         self.producer.start()
         return self.producer
 
@@ -132,6 +147,9 @@ class Rig:
                 raise self.job.failed(f"ran, but had not read all input after {timeout_s:g} s")
             time.sleep(pause)
 
+    def look(self) -> None:
+        """Look at what only some rigs watch; the job has just been killed."""
+
     # -- the end --------------------------------------------------------------------------------
     def verify(self) -> Verdict:
         """Compare input and output; the job has ended."""
@@ -150,7 +168,7 @@ class Rig:
 
     @property
     def _checked(self) -> Checked:
-        return Checked(self.servers, INPUT, OUTPUT, PARTITIONS, GROUP, self._table)
+        return Checked(self.servers, self.input, self.output, self.partitions, self.group, self._table)
 
     def _command(self) -> list[str]:
         arguments = {
@@ -168,12 +186,12 @@ class Rig:
     def _start_reader(self) -> SinkReader:
         reader = SinkReader(
             self.servers,
-            OUTPUT,
-            PARTITIONS,
+            self.output,
+            self.partitions,
             self._table,
             self._job_dir,
-            kafka_sink=KAFKA_SINK,
-            delta_sink=DELTA_SINK,
+            kafka_sink=self.kafka_sink,
+            delta_sink=self.delta_sink,
         )
         reader.start()
         return reader
@@ -190,10 +208,12 @@ class Rig:
 def _environment() -> Mapping[str, str]:
     # Another Spark in the caller's shell must not leak in; workers must be this interpreter.
     foreign = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYTHONHOME"}
+    # What tests have made of it begins with this checkout.
+    path = os.environ.get("PYTHONPATH", "")
     own = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": path if path.split(os.pathsep)[0] == str(ROOT) else str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     return {**{name: value for name, value in os.environ.items() if name not in foreign}, **own}

@@ -48,7 +48,10 @@ _LEFT_OUT = pytest.StashKey[int]()
 _SERVICES = pytest.StashKey[Services]()
 
 
+# First: tests/unit/conftest.py asks whether it is night, too.
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    effort.is_night = config.getoption("--nightly")
     # Processes of pytest-xdist use the servers of the one that started them.
     if not hasattr(config, "workerinput"):
         config.stash[_SERVICES] = Services()
@@ -91,12 +94,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# First: tests/unit/conftest.py asks for it, too.
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    effort.is_night = config.getoption("--nightly")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--nightly"):
         chosen = [item for item in items if item.get_closest_marker("nightly") is None]
@@ -113,17 +110,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
     if hasattr(config, "workerinput"):
         run_order.longest_first(items)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left out"] = session.config.stash.get(_LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker of pytest-xdist has left out; each of them sees all tests."""
-    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -75,13 +75,18 @@ BROKEN: Mapping[str, Callable[[], None]] = {
 SMALL_BASES = BasePolicy(smallest_bytes=1_000, smallest_delta_rows=4)
 
 
-def main() -> None:
-    keyed_plan.BASE_POLICY = SMALL_BASES
+def break_as_told() -> None:
+    """Do what the environment variables of this start say, but for the kill."""
     broken = os.environ.get(BROKEN_VARIABLE)
     if broken:
         BROKEN[broken]()
     if os.environ.get(FIND_DEAD_VARIABLE):
         find_dead_once()
+
+
+def main() -> None:
+    keyed_plan.BASE_POLICY = SMALL_BASES
+    break_as_told()
     args = parse_args()
     env = build(session(args), args)
     env.observe(observer_from(os.environ))

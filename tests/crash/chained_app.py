@@ -9,16 +9,14 @@ import argparse
 import os
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from flinkish_spark import CheckpointConfig, FixedDelay, StreamExecutionEnvironment
 from flinkish_spark.chaining.upstream import UpstreamJob
 from flinkish_spark.protocol.gate_values import AlignmentMode
 from flinkish_spark.testing.crashing import observer_from
 from tests.chained_jobs import Chain
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
+from tests.crash.light_session import light_session
 
-SOURCE, MIDDLE, OUT = "source", "middle", "out"
 #: How the chained job aligns, by the name of an AlignmentMode; may change from start to start.
 MODE_VARIABLE = "FLINKISH_ALIGNMENT"
 _MODES = {
@@ -29,7 +27,9 @@ _MODES = {
 
 
 def chain_in(directory: Path, servers: str) -> Chain:
-    return Chain(servers, SOURCE, MIDDLE, OUT, directory / "upstream", directory / "chained")
+    """Return the chain of a directory, whose name begins those of its topics."""
+    source, middle, out = (f"{directory.name}.{name}" for name in ("source", "middle", "out"))
+    return Chain(servers, source, middle, out, directory / "upstream", directory / "chained")
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     if os.environ.get(FIND_DEAD_VARIABLE):
         find_dead_once()
     env = StreamExecutionEnvironment(
-        session(args),
+        light_session(args.role, args.directory / f"{args.role}-scratch"),
         job=args.role,
         job_dir=str(args.directory / args.role),
         # Every upstream checkpoint is one of the chained job, which must keep pace, and gets it in one
@@ -56,23 +56,6 @@ def main() -> None:
         chain.chained(env, _MODES[os.environ.get(MODE_VARIABLE, "ALIGNED")], max_offsets_per_trigger=60)
     env.observe(observer_from(os.environ))
     env.execute()
-
-
-def session(args: argparse.Namespace) -> SparkSession:
-    scratch = args.directory / f"{args.role}-scratch"
-    spark = (
-        SparkSession.builder.appName(args.role)
-        .master("local[2]")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 if __name__ == "__main__":

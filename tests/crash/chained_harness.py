@@ -19,7 +19,7 @@ from kafka import KafkaProducer
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
-from flinkish_spark.chaining.cuts import upstream_cut
+from flinkish_spark.chaining.cuts import UpstreamCut, upstream_cut
 from flinkish_spark.job_dir import JobDir
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
 from flinkish_spark.protocol.ids import JobUuid
@@ -28,7 +28,7 @@ from flinkish_spark.testing import LocalBroker, still_open
 from flinkish_spark.testing.crashing import KILL_AT_VARIABLE
 from tests.chained_jobs import Checked, Topic, check_cuts, held_back
 from tests.crash.app import FIND_DEAD_VARIABLE
-from tests.crash.chained_app import MIDDLE, MODE_VARIABLE, OUT, SOURCE, chain_in
+from tests.crash.chained_app import MODE_VARIABLE, chain_in
 
 APP = ROOT / "tests" / "crash" / "chained_app.py"
 UPSTREAM, CHAINED = "upstream", "chained"
@@ -69,9 +69,9 @@ class Numbers:
     So many per checkpoint and not per second: on a slow machine the jobs do not fall behind.
     """
 
-    def __init__(self, servers: str, chance: random.Random) -> None:
+    def __init__(self, servers: str, topic: str, chance: random.Random) -> None:
         self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
-        self._chance = chance
+        self._topic, self._chance = topic, chance
         self.sent = 0
 
     def put(self, count: int) -> None:
@@ -79,7 +79,7 @@ class Numbers:
         for _ in range(count):
             user = "most" if self._chance.random() < 0.7 else f"u{self._chance.randrange(20)}"
             value = json.dumps({"user": user, "amount": self.sent}).encode()
-            self._producer.send(SOURCE, key=user.encode(), value=value)
+            self._producer.send(self._topic, key=user.encode(), value=value)
             self.sent += 1
         self._producer.flush(30)
 
@@ -112,12 +112,14 @@ class ChainRun:
     ----------
     directory
         Emptied at the start, kept at the end: what went wrong is in the jobs' logs.
+    broker
+        May be others', too.
     seed
         Of the numbers and all moments.
     """
 
-    def __init__(self, directory: Path, *, seed: int) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, broker: LocalBroker, *, seed: int) -> None:
+        self._directory, self._servers = directory, broker.bootstrap_servers
         self._chance = random.Random(seed)
         self._starts = 0
         self._began = time.monotonic()
@@ -127,16 +129,15 @@ class ChainRun:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(parents=True)
         with ExitStack() as stack:
-            broker = LocalBroker(self._directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
-            servers = stack.enter_context(broker).bootstrap_servers
-            with KafkaAdmin(KafkaConnection(servers)) as admin:
-                for topic in (SOURCE, MIDDLE, OUT):
-                    admin.create_topic(topic, 2)
+            servers = self._servers
             self._chain = chain_in(self._directory, servers)
+            with KafkaAdmin(KafkaConnection(servers)) as admin:
+                for topic in (self._chain.source, self._chain.middle, self._chain.out):
+                    admin.create_topic(topic, 2)
             self._jobs = {role: self._job(role, servers) for role in (UPSTREAM, CHAINED)}
             for job in self._jobs.values():
                 stack.callback(job.reap)
-            numbers = Numbers(servers, self._chance)
+            numbers = Numbers(servers, self._chain.source, self._chance)
             stack.callback(numbers.close)
             lives = [self._life(role, crashes[role]) for role in self._jobs]
             fed = -1
@@ -194,6 +195,8 @@ class ChainRun:
             self._jobs[role].kill(Victim.DRIVER)
         self._start(role, **{MODE_VARIABLE: "UNALIGNED"})
         yield from self._next_checkpoint(role)
+        # Nothing can be ahead of the very first barrier: it is waited for in every mode.
+        yield from self._patiently(role, lambda: self._newest_cut() is not None, "name a first cut")
         with held_back(self._chain, partition=1):
             before = max(_commits(self._chain.upstream_dir), default=0)
             is_drawn = partial(self._has_channel_state, before)
@@ -204,10 +207,13 @@ class ChainRun:
         later = [number for number in _commits(self._chain.upstream_dir) if number > before]
         if len(later) < 2:
             return False
-        newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
-        cut = None if newest is None else upstream_cut(newest.offsets_text).get(MIDDLE)
+        cut = self._newest_cut()
         # Of the first upstream checkpoint behind the hold a part may be visible, of the next one nothing is.
         return cut is not None and int(cut.checkpoint) >= later[1] and bool(cut.channel_state)
+
+    def _newest_cut(self) -> UpstreamCut | None:
+        newest = JobDir(LocalStore(self._chain.chained_dir)).newest_commit()
+        return None if newest is None else upstream_cut(newest.offsets_text).get(self._chain.middle)
 
     def _next_checkpoint(self, role: str) -> Iterator[str]:
         if not self._jobs[role].is_alive:
@@ -242,17 +248,19 @@ class ChainRun:
     def _finish(self, servers: str, sent: int) -> ChainOutcome:
         # The upstream job first: what it has read is in its last checkpoint, and no cut comes any more.
         received = self._patiently(
-            UPSTREAM, lambda: len(Topic.read(servers, MIDDLE).content) >= sent, "pass all on"
+            UPSTREAM, lambda: len(Topic.read(servers, self._chain.middle).content) >= sent, "pass all on"
         )
         for _ in received:
             time.sleep(0.5)
         self._stop(UPSTREAM)
-        done = self._patiently(CHAINED, lambda: len(Topic.read(servers, OUT).content) >= sent, "read all")
+        done = self._patiently(
+            CHAINED, lambda: len(Topic.read(servers, self._chain.out).content) >= sent, "read all"
+        )
         for _ in done:
             time.sleep(0.5)
         self._stop(CHAINED)
         expected = Counter(range(sent))
-        found = [Topic.read(servers, topic).content for topic in (MIDDLE, OUT)]
+        found = [Topic.read(servers, topic).content for topic in (self._chain.middle, self._chain.out)]
         chain = self._chain
         with TransactionClient(KafkaConnection(servers)) as client:
             left = [

@@ -20,13 +20,13 @@ _PAUSE_S = 4.0
 class FlakyTotal(RunningTotal):
     """Raises in the middle of a task, while its sink writers already write."""
 
-    def __init__(self, folder, count):
-        self.folder, self.count = Path(folder), count
+    def __init__(self, folder, count, after=_AFTER_ELEMENTS):
+        self.folder, self.count, self.after = Path(folder), count, after
         self.seen = 0
 
     def process_element(self, order, ctx):
         self.seen += 1
-        if self.seen % _AFTER_ELEMENTS == 0 and self._takes_a_failure():
+        if self.seen % self.after == 0 and self._takes_a_failure():
             raise RuntimeError("this task fails at its first attempt")
         return super().process_element(order, ctx)
 

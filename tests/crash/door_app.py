@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 from flinkish_spark.drop_in import FlinkishKafka
 from flinkish_spark.drop_in.steps import EpochStep
+from tests.crash.light_session import light_session
 
 TRIPWIRE = "FLINKISH_TRIPWIRE"
 
@@ -65,17 +65,10 @@ class WatchedKafka(FlinkishKafka):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--bootstrap-servers", "--checkpoint", "--input", "--output", "--scratch"):
+    for name in ("--bootstrap-servers", "--checkpoint", "--input", "--output", "--group", "--scratch"):
         parser.add_argument(name, required=True)
     args = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.local.dir", f"{args.scratch}/local")
-        .config("spark.sql.warehouse.dir", f"{args.scratch}/warehouse")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = light_session("door", Path(args.scratch))
     spark.dataSource.register(WatchedKafka)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -85,7 +78,7 @@ def main() -> None:
             spark.readStream.format("flinkish-kafka")
             .options(**kafka)
             .options(subscribe=args.input, startingOffsets="earliest", maxOffsetsPerTrigger="2000")
-            .option("flinkish.group.id", "door")
+            .option("flinkish.group.id", args.group)
             .load()
         )
         query = (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from demo.process import JobProcess, Victim
 from demo.producer import OrderProducer
-from demo.rig import ROOT, _environment
+from demo.rig import _environment
 from flinkish_spark.drop_in.epoch_dir import EpochDir
 from flinkish_spark.drop_in.steps import EpochStep
 from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
@@ -26,7 +26,7 @@ from tests.crash.door_app import TRIPWIRE
 from tests.support import read_committed
 
 APP = Path(__file__).with_name("door_app.py")
-_IN, _OUT = "door-in", "door-out"
+_PARTITIONS = 3
 _PATIENCE_S = 240.0
 
 
@@ -106,31 +106,34 @@ class DoorRun:
     Parameters
     ----------
     directory
-        Emptied at the start, kept at the end: what went wrong is in ``driver.log``.
+        Emptied at the start, kept at the end: what went wrong is in ``driver.log``. Its name begins those of
+        the topics.
+    broker
+        May be others', too.
     seed
         Of the records and all moments.
     """
 
-    def __init__(self, directory: Path, *, seed: int, rate: float = 800.0) -> None:
+    def __init__(self, directory: Path, broker: LocalBroker, *, seed: int, rate: float = 800.0) -> None:
         self._directory, self._seed, self._rate = directory, seed, rate
+        self._servers = broker.bootstrap_servers
+        self._input, self._output, self._group = (f"{directory.name}.{one}" for one in ("in", "out", "group"))
         self._chance = random.Random(seed)
         self._checkpoint, self._wire = directory / "checkpoint", directory / "tripwire"
 
-    def run(self, crashes: Sequence[Crash]) -> DoorOutcome:
-        """Crash, restart, crash, ...; at last let the query finish, stop it, and count."""
+    def run(self, crashes: Sequence[Crash], *, least: int) -> DoorOutcome:
+        """Crash, restart, crash, ...; with so many records sent let the query finish, stop it, count."""
         began = time.monotonic()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._wire.mkdir(parents=True)
         with ExitStack() as stack:
-            broker = LocalBroker(self._directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
-            servers = stack.enter_context(broker).bootstrap_servers
-            with KafkaAdmin(KafkaConnection(servers)) as admin:
-                admin.create_topic(_IN, 3)
-                admin.create_topic(_OUT, 3)
-            producer = OrderProducer(servers, _IN, seed=self._seed, rate=self._rate)
+            with KafkaAdmin(KafkaConnection(self._servers)) as admin:
+                admin.create_topic(self._input, _PARTITIONS)
+                admin.create_topic(self._output, _PARTITIONS)
+            producer = OrderProducer(self._servers, self._input, seed=self._seed, rate=self._rate)
             producer.start()
             job = JobProcess(
-                self._command(servers),
+                self._command(),
                 {**_environment(), TRIPWIRE: str(self._wire)},
                 self._directory / "driver.log",
                 self._chance,
@@ -140,13 +143,15 @@ class DoorRun:
                 self._crash(job, crash)
                 print(f"{time.monotonic() - began:6.1f} s  {number:3}  {crash}", flush=True)
             self._await_batches(job, 2)
+            self._wait(job, lambda: producer.sent > least, "live until there are enough records")
             producer.stop()
             producer.join(30)
-            return self._finish(job, servers, began)
+            return self._finish(job, began)
 
-    def _command(self, servers: str) -> list[str]:
+    def _command(self) -> list[str]:
         return [
-            sys.executable, str(APP), "--bootstrap-servers", servers, "--input", _IN, "--output", _OUT,
+            sys.executable, str(APP), "--bootstrap-servers", self._servers,
+            "--input", self._input, "--output", self._output, "--group", self._group,
             "--checkpoint", str(self._checkpoint), "--scratch", str(self._directory / "scratch"),
         ]  # fmt: skip
 
@@ -198,13 +203,14 @@ class DoorRun:
             time.sleep(0.02)
 
     # -- counting -------------------------------------------------------------------------------
-    def _finish(self, job: JobProcess, servers: str, began: float) -> DoorOutcome:
-        sent = _content(servers, _IN)
-        self._wait(job, lambda: _lag(servers) == 0, "finish the input")
+    def _finish(self, job: JobProcess, began: float) -> DoorOutcome:
+        servers = self._servers
+        sent = _content(servers, self._input)
+        self._wait(job, lambda: self._lag() == 0, "finish the input")
         if job.terminate(_PATIENCE_S) != 0:
             raise job.failed("was stopped gracefully and ended otherwise")
         job.reap()
-        found = _content(servers, _OUT)
+        found = _content(servers, self._output)
         with TransactionClient(KafkaConnection(servers)) as client:
             left = still_open(client, EpochDir(self._checkpoint).sink_uuid())
         return DoorOutcome(
@@ -212,18 +218,17 @@ class DoorRun:
             lost=sum((sent - found).values()),
             doubled=sum((found - sent).values()),
             open_transactions=len(left),
-            group_lag=_lag(servers),
+            group_lag=self._lag(),
             batches=self._batches() + 1,
             seconds=round(time.monotonic() - began, 1),
         )
 
+    def _lag(self) -> int:
+        with KafkaAdmin(KafkaConnection(self._servers)) as admin:
+            ends = admin.end_offsets([(self._input, p) for p in range(_PARTITIONS)])
+            done = admin.committed_offsets(self._group)
+        return sum(end - done.get(place, 0) for place, end in ends.items())
+
 
 def _content(servers: str, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:
     return Counter((record.key, record.value) for record in read_committed(servers, topic))
-
-
-def _lag(servers: str) -> int:
-    with KafkaAdmin(KafkaConnection(servers)) as admin:
-        ends = admin.end_offsets([(_IN, p) for p in range(3)])
-        done = admin.committed_offsets("door")
-    return sum(end - done.get(place, 0) for place, end in ends.items())

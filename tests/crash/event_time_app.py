@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from demo.app import session
 from flinkish_spark import (
     CheckpointConfig,
     FixedDelay,
@@ -33,10 +33,26 @@ from flinkish_spark.operators.elements import TimeDomain
 from flinkish_spark.testing.crashing import observer_from
 from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction, TumblingEventTimeWindows
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
+from tests.crash.light_session import light_session
 
-READINGS, SESSIONS, CALLS, UPDATES = "readings", "sessions", "calls", "updates"
 READING = "user STRING, n LONG, at LONG"
 SESSION = "user STRING, begin_ms LONG, end_ms LONG, numbers ARRAY<LONG>"
+
+
+class Topics(NamedTuple):
+    """What the job reads, and what it writes."""
+
+    readings: str
+    sessions: str
+    calls: str
+    updates: str
+
+    @classmethod
+    def of(cls, prefix: str) -> Topics:
+        """Return those of a run, which is not alone on its broker."""
+        return cls(*(f"{prefix}.{name}" for name in cls._fields))
+
+
 #: A call of a timer of the wall clock: of whom, for which reading, for when, and what the clocks said.
 CALL = OutputTag("calls", "kind STRING, user STRING, n LONG, due LONG, now LONG, watermark LONG")
 #: A firing of a window, and the one of the same user before it.
@@ -118,18 +134,18 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
         checkpoint=CheckpointConfig(interval_ms=1_000),
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
         max_parallelism=16,
-        trigger_interval_ms=100,
+        trigger_interval_ms=200,
     )
-    servers = args.bootstrap_servers
-    readings = env.from_source(KafkaSource(servers, [READINGS], value=Json(READING)), uid="readings")
+    servers, topics = args.bootstrap_servers, Topics.of(args.prefix)
+    readings = env.from_source(KafkaSource(servers, [topics.readings], value=Json(READING)), uid="readings")
     bounded = WatermarkStrategy.for_bounded_out_of_orderness(OUT_OF_ORDER_MS).with_timestamp_assigner("at")
     by_user = readings.assign_timestamps_and_watermarks(bounded).key_by("user")
     alarms = by_user.process(Timers(), output="user STRING, n LONG", uid="timers")
     sessions = alarms.key_by("user").window(EventTimeSessionWindows(GAP_MS))
     numbers = sessions.process(Numbers(), output=SESSION, uid="sessions")
-    numbers.sink_to(KafkaSink(servers, SESSIONS, key="user", value=Json()), uid="sessions-out")
+    numbers.sink_to(KafkaSink(servers, topics.sessions, key="user", value=Json()), uid="sessions-out")
     calls = alarms.get_side_output(CALL)
-    calls.sink_to(KafkaSink(servers, CALLS, key="user", value=Json()), uid="calls-out")
+    calls.sink_to(KafkaSink(servers, topics.calls, key="user", value=Json()), uid="calls-out")
     # Some late, and nothing is waited for: so windows fire, and then again for what comes behind that.
     hasty = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     at = F.expr(f"IF(n % {LATE_ONE_IN} = 0 AND user <> '{LAST}', at - {LATE_BY_MS}, at)")
@@ -138,19 +154,18 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     windows = late.window(TumblingEventTimeWindows(WINDOW_MS)).allowed_lateness(LATENESS_MS)
     firings = windows.process(Numbers(), output=SESSION, uid="windows").key_by("user")
     updates = firings.count_window(2, slide=1).process(WithTheOneBefore(), output=UPDATE, uid="updates")
-    updates.sink_to(KafkaSink(servers, UPDATES, key="user", value=Json()), uid="updates-out")
+    updates.sink_to(KafkaSink(servers, topics.updates, key="user", value=Json()), uid="updates-out")
     return env
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--bootstrap-servers", "--job-dir", "--jars", "--scratch"):
+    for name in ("--bootstrap-servers", "--prefix", "--job-dir", "--scratch"):
         parser.add_argument(name, required=True)
-    parser.set_defaults(master="local[2]", engine="jvm")
     args = parser.parse_args()
     if os.environ.get(FIND_DEAD_VARIABLE):
         find_dead_once()
-    env = build(session(args), args)
+    env = build(light_session("event-time", Path(args.scratch)), args)
     env.observe(observer_from(os.environ))
     env.execute()
 

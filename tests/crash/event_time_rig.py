@@ -21,13 +21,10 @@ from flinkish_spark.runtime.spark_log import LoggedOffsets
 from flinkish_spark.store import LocalStore
 from tests.crash.event_time_app import (
     ALARM_MS,
-    CALLS,
     GAP_MS,
     LAST,
     OUT_OF_ORDER_MS,
-    READINGS,
-    SESSIONS,
-    UPDATES,
+    Topics,
 )
 from tests.crash.event_time_updates import Reading, Update, expected_windows, last_firings
 
@@ -85,11 +82,12 @@ def expected_calls(given: Iterable[Reading]) -> Counter[tuple[str, str, int]]:
 class Feeder(threading.Thread):
     """Writes readings at a steady rate until `stop`, then the last ones."""
 
-    def __init__(self, servers: str, *, seed: int, rate: float) -> None:
+    def __init__(self, servers: str, topic: str, *, seed: int, rate: float) -> None:
         super().__init__(name="readings", daemon=True)
-        self._servers, self._readings, self._rate = servers, readings(seed), rate
+        self._topic, self._servers, self._readings, self._rate = topic, servers, readings(seed), rate
         self._stopping = threading.Event()
         self.failure: BaseException | None = None
+        self.sent = 0
 
     def stop(self) -> None:
         """Write the last readings and end."""
@@ -106,23 +104,22 @@ class Feeder(threading.Thread):
 
     def _run(self) -> None:
         producer = KafkaProducer(bootstrap_servers=self._servers, linger_ms=20)
-        began, sent = time.monotonic(), 0
+        began = time.monotonic()
         sending = []
         while not self._stopping.wait(_TICK_S):
-            while sent < (time.monotonic() - began) * self._rate:
+            while self.sent < (time.monotonic() - began) * self._rate:
                 reading = next(self._readings)
                 sending.append(self._send(producer, reading, reading.n % PARTITIONS))
-                sent += 1
+                self.sent += 1
         for number, reading in enumerate(last_readings()):
             sending.append(self._send(producer, reading, number))
         for one in sending:
             one.get(30)
         producer.close()
 
-    @staticmethod
-    def _send(producer: KafkaProducer, reading: Reading, partition: int) -> Any:
+    def _send(self, producer: KafkaProducer, reading: Reading, partition: int) -> Any:
         value = json.dumps(reading._asdict()).encode()
-        return producer.send(READINGS, value=value, partition=partition)
+        return producer.send(self._topic, value=value, partition=partition)
 
 
 @dataclass
@@ -136,19 +133,19 @@ class Found:
     updates: list[Update]
 
     @classmethod
-    def read(cls, servers: str) -> Found:
+    def read(cls, servers: str, topics: Topics) -> Found:
         """Read what is committed."""
-        given = [Reading(**row) for row in _rows(servers, READINGS)]
+        given = [Reading(**row) for row in _rows(servers, topics.readings)]
         sessions = Counter(
             Session(row["user"], row["begin_ms"], row["end_ms"], tuple(row["numbers"]))
-            for row in _rows(servers, SESSIONS)
+            for row in _rows(servers, topics.sessions)
         )
         calls: Counter[tuple[str, str, int]] = Counter()
         clocks: dict[str, list[tuple[int, int, int]]] = {}
-        for row in _rows(servers, CALLS):
+        for row in _rows(servers, topics.calls):
             calls[row["kind"], row["user"], row["n"]] += 1
             clocks.setdefault(row["user"], []).append((row["due"], row["now"], row["watermark"]))
-        return cls(given, sessions, calls, clocks, [Update.of(row) for row in _rows(servers, UPDATES)])
+        return cls(given, sessions, calls, clocks, [Update.of(row) for row in _rows(servers, topics.updates)])
 
     @property
     def is_complete(self) -> bool:

@@ -136,23 +136,28 @@ class CrashRun:
         self._variables = {BROKEN_VARIABLE: broken}
         self._chance = random.Random(seed)
 
-    def run(self, crashes: Sequence[Crash]) -> Outcome:
-        """Crash, restart, crash, ...; at last stop gracefully and verify."""
+    def run(self, crashes: Sequence[Crash], *, ends_well: bool = True) -> Outcome:
+        """Crash, restart, crash, ...; at last stop gracefully, unless a crash is the end; verify."""
         began = time.monotonic()
         done: list[str] = []
         failure = ""
-        with Rig(self._directory, APP, self._chance, interval_ms=1_000) as rig:
+        with self._rig() as rig:
             rig.produce(seed=self._seed, rate=self._rate)
             try:
                 for crash in crashes:
                     self._crash(rig, crash)
+                    rig.look()
                     done.append(str(crash))
                     _say(f"{time.monotonic() - began:6.1f} s  {len(done):3}  {crash}")
-                self._end(rig)
+                if ends_well:
+                    self._end(rig)
             except JobFailed as error:
                 failure = str(error)
             verdict = rig.verify()
         return Outcome(verdict, done, failure, round(time.monotonic() - began, 1))
+
+    def _rig(self) -> Rig:
+        return Rig(self._directory, APP, self._chance, interval_ms=1_000)
 
     def _crash(self, rig: Rig, crash: Crash) -> None:
         match crash:
@@ -172,8 +177,9 @@ class CrashRun:
         if rig.job.is_alive:
             # Only a new process learns where to die: this crash follows one that the driver survived.
             rig.job.kill(Victim.DRIVER)
-        finds_dead = "yes" if crash.finds_dead else ""
-        rig.job.start({**self._variables, KILL_AT_VARIABLE: crash.point, FIND_DEAD_VARIABLE: finds_dead})
+        variables = {**self._variables, KILL_AT_VARIABLE: crash.point}
+        variables[FIND_DEAD_VARIABLE] = "yes" if crash.finds_dead else ""
+        rig.job.start(variables)
         status = rig.job.wait(_PROGRESS_S)
         if status != -signal.SIGKILL:
             raise rig.job.failed(f"was to die at {crash}, but ended with status {status}")

@@ -15,7 +15,6 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from demo.app import session
 from flinkish_spark import (
     CheckpointConfig,
     FileFormat,
@@ -37,6 +36,7 @@ from flinkish_spark.sources import (
     SplitSource,
 )
 from flinkish_spark.testing.crashing import observer_from
+from tests.crash.light_session import light_session
 
 #: By uid of the source.
 SOURCES = ("files", "socket", "made", "books")
@@ -129,7 +129,7 @@ def build(spark: Any, directory: Path, port: int) -> StreamExecutionEnvironment:
         checkpoint=CheckpointConfig(interval_ms=1_000),
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
         max_parallelism=8,
-        trigger_interval_ms=100,
+        trigger_interval_ms=200,
     )
     for uid, source in sources_in(directory, port).items():
         stream = env.from_source(source, uid=uid)
@@ -141,11 +141,10 @@ def build(spark: Any, directory: Path, port: int) -> StreamExecutionEnvironment:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--directory", "--port", "--jars", "--scratch"):
+    for name in ("--directory", "--port", "--scratch"):
         parser.add_argument(name, required=True)
-    parser.set_defaults(master="local[2]", engine="jvm")
     args = parser.parse_args()
-    env = build(session(args), Path(args.directory), int(args.port))
+    env = build(light_session("sources", Path(args.scratch)), Path(args.directory), int(args.port))
     env.observe(observer_from(os.environ))
     env.execute()
 

@@ -1,4 +1,7 @@
-"""Failing tasks and a lost executor: Spark repeats tasks, the output stays exact."""
+"""Failing tasks and a lost executor: Spark repeats tasks, the output stays exact.
+
+Tasks of the job in `tests/crash/test_all_families.py` fail, too, between its kills.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import psutil
 import pytest
 
 from demo.rig import Rig
+from tests.crash.cluster_app import FlakyTotal
 
 APP = Path(__file__).with_name("cluster_app.py")
 RATE = 1_000.0
@@ -38,6 +42,19 @@ def run(tmp_path, monkeypatch, master, failures, disturb):
     assert len(list(folder.iterdir())) == failures
 
 
+def test_a_function_raises_as_often_as_it_is_told_to(tmp_path):
+    function = FlakyTotal(tmp_path, count=1, after=3)
+    raised = []
+    for number in range(1, 10):
+        try:
+            function.process_element(None, None)
+        except RuntimeError:
+            raised.append(number)
+    assert raised == [3]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.nightly
 def test_failing_tasks_are_repeated_and_counted_once(tmp_path, monkeypatch):
     run(tmp_path, monkeypatch, "local[2,4]", 4, lambda rig: None)
 

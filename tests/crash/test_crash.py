@@ -26,7 +26,9 @@ def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
     assert len(EVERY_POINT) == 22
 
 
-# Seven to nine minutes alone on two cores; far more if they are shared.
+# Seven to nine minutes alone on two cores; far more if they are shared. A few of them are in every run:
+# `tests/crash/test_all_families.py`.
+@pytest.mark.nightly
 @pytest.mark.timeout(2_700)
 def test_twenty_kills_lose_nothing_and_double_nothing(run_directory: Path) -> None:
     """Behaviours 127, 133, 142, 146, 155. What is compared, open transactions too, is in demo/verify.py."""

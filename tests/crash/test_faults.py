@@ -24,6 +24,7 @@ import pyspark
 import pytest
 
 from demo.rig import Rig, _environment
+from flinkish_spark.testing import LocalBroker
 from tests.crash.faults_app import (
     DAWDLE_VARIABLE,
     MASTER_VARIABLE,
@@ -137,8 +138,10 @@ def test_one_fault_after_the_other(run_directory: Path) -> None:
     )
 
 
-def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(run_directory: Path) -> None:
-    with UnprivilegedRig(run_directory, APP, random.Random(1)) as rig:
+def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(
+    run_directory: Path, broker: LocalBroker
+) -> None:
+    with UnprivilegedRig(run_directory, APP, random.Random(1), broker=broker) as rig:
         rig._job_dir.mkdir()
         rig._job_dir.chmod(0o555)
         rig.job.start()

@@ -1,4 +1,4 @@
-"""A sample of `make crash-sweep`: a few kills and faults at calls of one checkpoint."""
+"""A sample of `make crash-sweep`: a few faults, and in the night kills, at calls of one checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.crash.sweep.sweep import Sweep
 _RUNS = 1
 
 
-def sample(directory: Path, sinks: tuple[str, ...]) -> None:
-    choose = chooser(_RUNS, list(Fault), "")
+def sample(directory: Path, sinks: tuple[str, ...], *faults: Fault) -> None:
+    choose = chooser(_RUNS, faults, "")
     for old in directory.glob("*.jsonl"):
         old.unlink()
     plan = Plan(directory / "work", directory, revision(), sinks, choose, time.monotonic() + 900)
@@ -33,11 +33,18 @@ def sample(directory: Path, sinks: tuple[str, ...]) -> None:
 
 
 @pytest.mark.timeout(1_200)
+def test_a_call_that_fails_for_two_sinks(run_directory: Path) -> None:
+    """Without a kill, so in one process; the kills of every run are in `tests/crash/test_all_families.py`."""
+    sample(run_directory, ("delta", "jdbc-sqlite"), Fault.FAIL, Fault.LOST, Fault.TWICE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1_200)
 def test_a_few_points_of_two_sinks(run_directory: Path) -> None:
-    sample(run_directory, ("delta", "jdbc-sqlite"))
+    sample(run_directory, ("delta", "jdbc-sqlite"), *Fault)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1_200)
 def test_a_few_points_of_every_sink(run_directory: Path) -> None:
-    sample(run_directory, tuple(SINKS))
+    sample(run_directory, tuple(SINKS), *Fault)

@@ -488,7 +488,7 @@ def test_a_reader_of_a_database_sees_nothing_before_there_is_a_table(tmp_path):
 
 def test_what_the_process_is_told_is_what_its_parent_knows(tmp_path):
     place = Place("delta", tmp_path / "jobs" / "delta", 1, 2, "localhost:3")
-    fleet = Fleet(tmp_path / "jobs", tmp_path, tmp_path, tmp_path / "control", (place,))
+    fleet = Fleet(tmp_path / "jobs", tmp_path, tmp_path / "control", (place,))
     assert Fleet.from_json(fleet.to_json()) == fleet
     assert fleet.only(["delta"]) == fleet
     assert fleet.only([]).places == ()

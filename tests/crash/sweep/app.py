@@ -2,7 +2,7 @@
 
 Speaks lines of JSON over a Unix socket. Commands name a job: ``begin`` (open a window, maybe with a
 fault), ``end`` (close it and tell what came by), ``trigger`` (ask for a checkpoint), ``start`` (again,
-after it ended), ``exit`` (the process ends). Events: ``up``, ``begun``, ``reached``, ``fired``, ``trace``,
+after it ended). Events: ``up``, ``begun``, ``reached``, ``fired``, ``trace``,
 ``answer``, ``ended``.
 """
 
@@ -38,8 +38,6 @@ from flinkish_spark.bridge.delta import DeltaTables
 from flinkish_spark.bridge.delta_files import HadoopFiles
 from flinkish_spark.bridge.delta_history import DeltaHistory
 from flinkish_spark.bridge.delta_rows import DeltaRows
-from flinkish_spark.errors import FlinkishError
-from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.session import DELTA_CONF
 from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
@@ -103,13 +101,6 @@ class JobUnderTest:
         """Return when the job has ended, however it did, and has told so."""
         if self._waiting is not None:
             self._waiting.join()
-
-    def cancel(self) -> None:
-        """End the job without a last checkpoint."""
-        if self._client is not None:
-            self._client.cancel()
-            with contextlib.suppress(FlinkishError):
-                self._client.wait(20_000)
 
     def _wait(self, client: JobClient) -> None:
         try:
@@ -192,9 +183,8 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
-    # On the class path and not as `spark.jars`: only classes of the JVM's own loader can be archived.
-    jars = ":".join(str(jar) for jar in [shim_jar(), *pinned_jars(fleet.jars)])
-    spark = builder.config(map={**DELTA_CONF, "spark.driver.extraClassPath": jars}).getOrCreate()
+    # The JARs are on the class path: `tests/crash/class_path.py`.
+    spark = builder.config(map=DELTA_CONF).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -240,15 +230,9 @@ def main() -> None:
     threading.Thread(target=_end_with_jvm, args=(spark, tuple(jobs.values())), daemon=True).start()
     for line in channel.commands:
         command = json.loads(line)
-        if command["op"] == "exit":
-            break
         jobs[command["job"]].obey(command)
-    else:
-        # The parent is gone, and nobody will end what it has started.
-        os.killpg(0, signal.SIGKILL)
-    for job in jobs.values():
-        job.cancel()
-    spark.stop()
+    # The parent is gone, and nobody will end what it has started.
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with_jvm(spark: SparkSession, jobs: Iterable[JobUnderTest]) -> None:

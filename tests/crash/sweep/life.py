@@ -18,6 +18,7 @@ from typing import Any
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
 from flinkish_spark.testing.broker import LocalBroker, _free_port
+from tests.crash import class_path
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Run
 from tests.crash.sweep.tasks import FOLDER
@@ -26,8 +27,7 @@ from tests.jvm_flags import JVM_FLAGS
 APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0
 #: What `tests/conftest.py` says of short-lived JVMs.
-_JVM = f"{JVM_FLAGS} -XX:-UsePerfData -Xlog:cds=off -Xlog:cds+dynamic=off"
-_EXITS_S = 180.0
+_JVM = f"{JVM_FLAGS} -XX:-UsePerfData"
 
 
 class SweptBroker(LocalBroker):
@@ -80,12 +80,9 @@ class Life:
     ----------
     process
         Starts drivers; the same for all lives of a fleet.
-    classes
-        An archive of loaded classes, which halves the time that a JVM takes to begin. Written at the end
-        of a life that exits, if there is none.
     """
 
-    def __init__(self, fleet: Fleet, process: JobProcess, classes: Path) -> None:
+    def __init__(self, fleet: Fleet, process: JobProcess) -> None:
         self._process = process
         self._events: dict[str, queue.SimpleQueue[Event]] = {
             place.sink: queue.SimpleQueue() for place in fleet.places
@@ -98,9 +95,7 @@ class Life:
             listener.bind(str(fleet.control))
             listener.listen(1)
             listener.settimeout(1)
-            flag = "SharedArchiveFile" if classes.exists() else "ArchiveClassesAtExit"
-            # A JVM takes one archive, and this one has more in it than the one of all tests.
-            process.start({JVM_VARIABLE: f"{_JVM} -XX:{flag}={classes}", "SPARK_SUBMIT_OPTS": ""})
+            process.start({JVM_VARIABLE: _JVM, **class_path.variables()})
             self._socket = self._accepted(listener)
         threading.Thread(target=self._listen, name="life", daemon=True).start()
 
@@ -151,16 +146,6 @@ class Life:
         raise DiedEarly(f"{sink} did not tell '{name}' within {timeout_s:g} s\n{self._process.tail()}")
 
     # -- dying ----------------------------------------------------------------------------------
-    def exit(self) -> None:
-        """Let the jobs be cancelled and the process end by itself; the JVM writes what it has to write."""
-        session = self._process._running().pid
-        self.say("", "exit")
-        self._process.wait(_EXITS_S)
-        deadline = time.monotonic() + _EXITS_S
-        while self._process.members(session) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        self._socket.close()
-
     def kill(self) -> None:
         """Kill driver, JVM and workers with SIGKILL."""
         if self._process.is_alive:

@@ -38,6 +38,8 @@ class Place:
         Where everybody else reaches Kafka.
     database
         Of a sink that needs a server.
+    prefix
+        Begins the names of its topics, where others may be on the same broker.
     """
 
     sink: str
@@ -46,6 +48,7 @@ class Place:
     upstream_port: int
     broker: str
     database: Database | None = None
+    prefix: str = ""
 
     @property
     def servers(self) -> str:
@@ -66,11 +69,11 @@ class Place:
 
     @property
     def source_topic(self) -> str:
-        return f"{self.sink}-in"
+        return f"{self.prefix}{self.sink}-in"
 
     @property
     def output_topic(self) -> str:
-        return f"{self.sink}-out"
+        return f"{self.prefix}{self.sink}-out"
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,12 @@ class Fleet:
 
     base: Path
     scratch: Path
-    jars: Path
     control: Path
     places: tuple[Place, ...]
 
     def only(self, sinks: Sequence[str]) -> Fleet:
         chosen = tuple(place for place in self.places if place.sink in sinks)
-        return Fleet(self.base, self.scratch, self.jars, self.control, chosen)
+        return Fleet(self.base, self.scratch, self.control, chosen)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -101,12 +103,12 @@ class Fleet:
     @classmethod
     def from_json(cls, text: str) -> Fleet:
         value = json.loads(text)
-        places = tuple(_place(one) for one in value["places"])
-        paths = (Path(value[name]) for name in ("base", "scratch", "jars", "control"))
+        places = tuple(map(place_from_json, value["places"]))
+        paths = (Path(value[name]) for name in ("base", "scratch", "control"))
         return cls(*paths, places)
 
 
-def _place(value: dict[str, Any]) -> Place:
+def place_from_json(value: dict[str, Any]) -> Place:
     database = value["database"]
     return Place(
         **{

@@ -6,7 +6,6 @@ import random
 import shutil
 import threading
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from demo.process import JobProcess
 from demo.rig import ROOT
-from flinkish_spark.jars import pinned_jars, shim_jar
 from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
 from tests.crash.sweep.files import database_of
 from tests.crash.sweep.life import Life, SweptBroker, job_process
@@ -98,9 +96,7 @@ class Rounds(ABC):
                 server = stack.enter_context(LocalPostgres(unpack_postgres(ROOT / "build" / "postgres")))
                 places = tuple(_with_database(place, server) for place in places)
             # A Unix socket's path is short, and directories of checkouts may be long.
-            self._fleet = Fleet(
-                base, plan.directory / "scratch", ROOT / "build" / "jars", plan.directory / "control", places
-            )
+            self._fleet = Fleet(base, plan.directory / "scratch", plan.directory / "control", places)
             self._process: JobProcess = job_process(self._fleet, random.Random(1))
             stack.callback(self._process.reap)
             lanes = []
@@ -121,17 +117,10 @@ class Rounds(ABC):
     # -- parts ----------------------------------------------------------------------------------
     def _life(self, lanes: Sequence[Lane]) -> Life:
         fleet = self._fleet.only([lane.sink for lane in lanes])
-        life = Life(fleet, self._process, self._classes)
+        life = Life(fleet, self._process)
         for lane in lanes:
             life.wait_for(lane.sink, "up", _UP_S)
         return life
-
-    @property
-    def _classes(self) -> Path:
-        # An archive is good for the JARs that it was made with.
-        jars = [shim_jar(), *pinned_jars(self._fleet.jars)]
-        mark = zlib.crc32("".join(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars).encode())
-        return ROOT / "build" / f"crash-classes-{mark:08x}.jsa"
 
     @staticmethod
     def _side_by_side(lanes: Sequence[Lane], body: Callable[[Lane], None]) -> None:

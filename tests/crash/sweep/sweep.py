@@ -33,8 +33,6 @@ class Sweep(Rounds):
             self._side_by_side(lanes, partial(self._prepare, life))
             self._say(f"{sum(len(lane.faults) for lane in lanes)} faults in one process")
             self._side_by_side(lanes, partial(self._faults, life))
-            if not self._classes.exists():
-                life.exit()
         finally:
             life.kill()
 
