@@ -1,6 +1,6 @@
 """Writes the archives: ``python -m tests.golden.make OUT``; see `README.md`.
 
-Each job runs in a process of its own, which kills itself and its JVM where most is open: a checkpoint is
+The job runs in a process of its own, which kills itself and its JVM where most is open: a checkpoint is
 decided and one of its sinks has committed, and a further micro-batch is staged.
 """
 
@@ -18,10 +18,9 @@ from typing import Any
 
 from flinkish_spark import JobClient
 from flinkish_spark.runtime.steps import Step
-from flinkish_spark.testing.broker import LocalBroker
 from flinkish_spark.testing.crashing import kill_process_group
 from tests.conftest import BUILD, spark_test_conf
-from tests.golden import job, kafka_job, orders, programs, records
+from tests.golden import job, orders, programs, records
 from tests.golden.place import (
     AT_SAVEPOINT,
     DECIDED,
@@ -33,7 +32,6 @@ from tests.golden.place import (
     rows_as_text,
     write_packed,
 )
-from tests.support import order, produce
 
 #: Name of the machine in what is kept: files of state say which one wrote them.
 HOST = "golden"
@@ -89,21 +87,6 @@ def run_files() -> None:
         (ROOT / "before.json").write_text(rows_as_text(outputs(ROOT / job.JOB)))
 
 
-def run_kafka(servers: str) -> None:
-    """Run the job of `kafka_job.py` until it is killed."""
-    folder = ROOT / kafka_job.JOB
-    env = kafka_job.build(_session(), str(folder), servers)
-    killer = KillInBetween(lambda: _produce(servers, 3))
-    env.observe(killer)
-    client = env.execute_async()
-    for number in range(3):
-        _produce(servers, number)
-        await_position(folder, client, {"orders": 6 * (number + 1)})
-        if number == 2:
-            killer.arm()
-        _take(client)
-
-
 def run_without_spark(out: Path) -> None:
     """Write what the programs of `programs.py` store, and records of the simulator's jobs."""
     found = {name: programs.kept(program) for name, program in programs.PROGRAMS.items()}
@@ -114,10 +97,6 @@ def run_without_spark(out: Path) -> None:
 def _write_lines(path: Path, found: Mapping[str, Any]) -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in found.items())
     write_packed(path, f"{{{lines}}}\n".encode())
-
-
-def _produce(servers: str, number: int) -> None:
-    produce(servers, kafka_job.INPUT, [order(user, number + n) for n in (1, 2) for user in kafka_job.USERS])
 
 
 def _session() -> Any:
@@ -159,8 +138,6 @@ def main(words: list[str]) -> None:
     match words:
         case ["--files"]:
             return run_files()
-        case ["--kafka", servers]:
-            return run_kafka(servers)
         case ["--without-spark", folder]:
             return run_without_spark(Path(folder))
     out = Path(words[0]).absolute()
@@ -170,24 +147,8 @@ def main(words: list[str]) -> None:
         _killed("--files")
         pack(out / "job.tar.gz", root, [job.JOB])
         pack(out / "savepoint.tar.gz", root, ["savepoint", "before.json"])
-        with LocalBroker(root / "broker", jars_dir=BUILD / "broker-jars") as broker:
-            servers = broker.bootstrap_servers
-            _create_topics(servers)
-            _killed("--kafka", servers)
-        pack(out / "kafka.tar.gz", root, [kafka_job.JOB])
     return None
 
-
-def _create_topics(servers: str) -> None:
-    from kafka.admin import KafkaAdminClient
-
-    admin = KafkaAdminClient(bootstrap_servers=servers)
-    wanted = {name: {"num_partitions": 1, "replication_factor": 1} for name in _TOPICS}
-    admin.create_topics(wanted, wait_for_metadata=True)
-    admin.close()
-
-
-_TOPICS = (kafka_job.INPUT, kafka_job.OUTPUT, kafka_job.MANIFEST)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -147,7 +147,4 @@ def _place(position: dict[str, Any]) -> tuple[str, int]:
     if "flinkish:splits" in position:
         counts = [at for _, at in position["flinkish:splits"]]
         return position["flinkish:source"], sum(at for at in counts if isinstance(at, int))
-    for topic, places in position.items():
-        if isinstance(places, dict):
-            return topic, sum(places.values())
     return "", 0
