@@ -102,7 +102,7 @@ class Writer(Stopping):
     def work(self) -> None:
         while not self.is_stopping.wait(_PAUSE_S):
             self._write_book()
-            if self._chance.random() < 0.1:
+            if self._chance.random() < 0.05:
                 self._write_file()
 
     def _write_book(self) -> None:
