@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from pyspark.sql import types as T
 
@@ -276,7 +277,9 @@ def parse_ddl(text: str) -> T.DataType:
     >>> parse_ddl("total LONG NOT NULL")
     StructType([StructField('total', LongType(), False)])
     """
-    return _parsed(text)[0]
+    kind = _parsed(text)[0]
+    # A StructType can be added to: what is remembered stays as it was read.
+    return T.StructType(list(kind)) if isinstance(kind, T.StructType) else kind
 
 
 def is_field_list(text: str) -> bool:
@@ -295,6 +298,8 @@ def is_field_list(text: str) -> bool:
     return _parsed(text)[1]
 
 
+# The same few texts are asked for by each key group of each micro-batch.
+@lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[T.DataType, bool]:
     """Return a type, and whether it is written as a list of fields."""
     one = _Parser(text)

@@ -46,6 +46,7 @@ from flinkish_spark.runtime.ddl import parse_ddl
 from flinkish_spark.runtime.group_runners import InputShape, RowShape
 from flinkish_spark.state import StateTtl
 from flinkish_spark.testing.operator_harness import MemoryBases
+from tests.effort import examples
 from tests.joins_support import harness
 from tests.windows_support import TINY, Sum
 
@@ -167,7 +168,7 @@ class Vectorised:
         return dict(zip(index.keys[0].to_pylist(), found, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.data())
 def test_both_forms_do_what_the_model_says(case, data) -> None:
     kind, aggregate, batches = case

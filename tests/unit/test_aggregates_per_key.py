@@ -18,6 +18,7 @@ from flinkish_spark.runtime import columns as C
 from flinkish_spark.runtime.combining import BlamedCombine, Combiner
 from flinkish_spark.runtime.keyed_operator import OperatorFailed
 from flinkish_spark.testing import ProgramHarness
+from tests.effort import seeds
 
 ORDERS = "user STRING, amount LONG"
 
@@ -67,7 +68,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_the_last_row_of_a_key_is_the_same(name, seed) -> None:
     rng = random.Random(seed)
 

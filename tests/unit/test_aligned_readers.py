@@ -25,6 +25,7 @@ from flinkish_spark.sources import split_reader as module
 from flinkish_spark.sources.split_reader import SplitStreamReader
 from tests.clocks import ManualClock
 from tests.coordinator_rig import MemoryStore
+from tests.effort import seeds
 
 DRIFT_MS, UIDS = 1_000, ("fast", "slow")
 RULES = AssignerRules(BoundedOutOfOrderness(0), 5_000, Alignment("g", DRIFT_MS))
@@ -133,7 +134,7 @@ def _rows(batch: Any) -> list[tuple[Any, ...]]:
     return [batch] if isinstance(batch, tuple) else [tuple(row.values()) for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_the_fast_one_waits_all_is_read_and_the_job_ends_whatever_dies(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

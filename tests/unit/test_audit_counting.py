@@ -10,6 +10,7 @@ import pytest
 
 from flinkish_spark.audit.counting import Extent, InputOffsets, NamedOffsets, lost
 from flinkish_spark.audit.key_order import KeyOrder
+from tests.effort import seeds
 
 EXTENTS = {("in", 0): Extent(5, 25), ("in", 1): Extent(0, 10), ("other", 0): Extent(3, 3)}
 
@@ -18,7 +19,7 @@ def ints(values: list[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_origins_are_counted_as_a_dictionary_counts_them(seed: int) -> None:
     chance = random.Random(seed)
     expected = InputOffsets(EXTENTS)
@@ -71,7 +72,7 @@ def test_an_extent_has_a_beginning_before_its_end(start: int, end: int) -> None:
         Extent(start, end)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_order_is_counted_as_a_dictionary_counts_it(seed: int) -> None:
     chance = random.Random(seed)
     order, last = KeyOrder(), {}

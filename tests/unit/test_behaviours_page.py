@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import walk
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")
 #: The list has gaps.
@@ -46,10 +48,10 @@ def naming_tests() -> dict[str, list[str]]:
     """Return for each number the tests whose docstring or comments name it, in the order of their files."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").glob("*/test_*.py")):
-        source = path.read_text(encoding="utf-8")
-        lines = source.split("\n")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        functions = [node for node in walk(path) if isinstance(node, ast.FunctionDef)]
+        for node in sorted(functions, key=lambda function: function.lineno):
+            if node.name.startswith("test_"):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 comments = [line.partition("#")[2] for line in lines[first - 1 : node.end_lineno]]
                 text = " ".join([ast.get_docstring(node) or "", *comments])

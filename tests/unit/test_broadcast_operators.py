@@ -21,6 +21,7 @@ from flinkish_spark.operators.operator_values import OperatorValueMismatch
 from flinkish_spark.operators.without_keys import KeyedStateWithoutKey
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.testing.broadcast_harness import BroadcastHarness
+from tests.effort import seeds
 from tests.windows_support import TINY
 
 RULES = MapStateDescriptor("rules", "STRING", "least LONG, name STRING")
@@ -95,7 +96,7 @@ class Model:
         return sorted(("timer", key, len(self.rules)) for _, key in due)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_both_sides_do_what_the_model_says_with_a_restore_at_another_parallelism_after_every_step(
     seed,
 ) -> None:

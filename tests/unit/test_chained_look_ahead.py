@@ -11,6 +11,7 @@ from flinkish_spark.chaining.look_ahead import LookAhead, Passed
 from flinkish_spark.kafka.barrier_scan import Scanned, SeenBarrier
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
 from tests.chained_log import JOB, mark
+from tests.effort import seeds
 
 PLACE = ("t", 0)
 
@@ -105,7 +106,7 @@ def test_a_reader_that_goes_back_is_looked_for_anew() -> None:
     assert offsets(ahead.ahead(PLACE, 0, 100, None)) == [40, 90]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_whatever_the_way_what_is_found_is_what_there_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_ahead, "_WINDOWS", (2, 5, 20))
     monkeypatch.setattr(look_ahead, "_PORTION", 30)

@@ -18,9 +18,10 @@ import pytest
 from flinkish_spark.chaining import cut_plan
 from flinkish_spark.protocol.gate_values import AlignmentMode, AlignmentSettings, BarrierKind
 from tests.chained_log import TOPIC, Chained, Drawn, Log
+from tests.effort import examples
 
 MODES = list(AlignmentMode)
-SEEDS = 30
+SEEDS = examples(30, least=12)
 DRAWN_AHEAD = (AlignmentMode.UNALIGNED, AlignmentMode.ALIGNED_WITH_TIMEOUT)
 
 

@@ -18,6 +18,7 @@ from flinkish_spark.cli import asking, rewind
 from flinkish_spark.protocol.envelope import seal
 from tests.cli_hostile_rig import COMMANDS, EVIL, READERS, assert_civil, full_job, sealed, words_of
 from tests.cli_rig import JobOnDisk, flinkish
+from tests.effort import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +178,7 @@ STRANGE: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_sealed_objects_of_any_shape_are_a_line(job: JobOnDisk, seed: int) -> None:
     """A value somewhere in one object is another one, is gone, or has another name."""
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ from flinkish_spark.operators.elements import OutputTag
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
+from tests.effort import seeds
 from tests.windows_support import TINY
 
 LATE = OutputTag("unmatched", "k STRING, n LONG")
@@ -86,7 +87,7 @@ def make(**given):
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_both_inputs_share_state_and_timers_with_a_restore_after_every_step(seed) -> None:
     chance, one, model, now, watermark = random.Random(seed), make(), Model(), 0, 0
     for number in range(60):

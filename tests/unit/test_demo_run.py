@@ -14,6 +14,7 @@ from demo.rig import UnusableDirectory, _empty
 from demo.run import choose_victims, default_rate, parse_args
 from tests.crash.chaos import append, read_done, rounds_of
 from tests.crash.harness import At, random_crashes
+from tests.effort import seeds
 
 
 @pytest.mark.parametrize("kills", [0, 1, 4, 5, 20])
@@ -62,7 +63,7 @@ def test_rounds_have_twenty_kills_and_the_rest() -> None:
     assert rounds_of(20) == [20]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_rewind_follows_a_crash_that_left_something_to_rewind(seed: int) -> None:
     crashes = random_crashes(20, random.Random(seed))
     assert len(crashes) == 20

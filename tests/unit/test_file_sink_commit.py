@@ -28,6 +28,7 @@ from flinkish_spark.protocol.purpose import CheckpointPurpose
 from flinkish_spark.sinks.files.committer import CommitSettings, FileCommitter
 from flinkish_spark.sinks.files.ledger import Entry
 from tests.durability import Synced
+from tests.effort import points
 from tests.file_sink_rig import Faults, Killed, Rig, completed
 
 FINAL = CheckpointPurpose.FINAL
@@ -122,11 +123,11 @@ def count_operations(tmp: Path, settings: CommitSettings) -> int:
 def test_killed_behind_any_operation_every_record_is_seen_once(tmp_path, name) -> None:
     """Behaviour 158."""
     settings = SETTINGS[name]
-    points = count_operations(tmp_path, settings)
+    count = count_operations(tmp_path, settings)
     whole = Rig(tmp_path / "whole", settings)
     assert whole.lines() == EVERYTHING and not whole.hidden()
-    assert points > 50
-    for point in range(points):
+    assert count > 50
+    for point in points(count):
         rig = Rig(tmp_path / str(point), settings)
         run(rig, Faults(point, after=True))
         assert rig.visible().keys() == whole.visible().keys(), f"killed at operation {point}"
@@ -139,8 +140,8 @@ def test_killed_behind_any_operation_every_record_is_seen_once(tmp_path, name) -
 def test_what_readers_take_away_between_kill_and_restart_does_not_come_back(tmp_path, name) -> None:
     """A finished file may be read and deleted at once; the repetition must not take it for lost."""
     settings = SETTINGS[name]
-    points = count_operations(tmp_path, settings)
-    for point in range(points):
+    count = count_operations(tmp_path, settings)
+    for point in points(count):
         rig = Rig(tmp_path / str(point), settings)
         taken: list[str] = []
 
@@ -157,8 +158,8 @@ def test_what_readers_take_away_between_kill_and_restart_does_not_come_back(tmp_
 @pytest.mark.parametrize("name", ["compacted", "rolled partitions"])
 def test_a_disk_that_refuses_once_is_asked_again(tmp_path, name) -> None:
     settings = SETTINGS[name]
-    points = count_operations(tmp_path, settings)
-    for point in range(points):
+    count = count_operations(tmp_path, settings)
+    for point in points(count):
         rig = Rig(tmp_path / str(point), settings)
         faults = Faults(point, error=lambda: OSError(28, "no space left"))
         committer = rig.committer(faults)

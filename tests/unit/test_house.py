@@ -6,12 +6,14 @@ import ast
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from flinkish_spark.errors import EnvironmentFault
 from flinkish_spark.jars import JarMissing, ivy_settings, pinned, pinned_jars
+from tests.syntax import walk
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flinkish_spark"
@@ -22,10 +24,17 @@ def names(files: list[Path]) -> set[str]:
     return {str(file.relative_to(ROOT)) for file in files}
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Return what the rules look at of a file's syntax; files are parsed once for all of them."""
+    kept = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Name, ast.Call, ast.ClassDef)
+    return tuple(node for node in walk(file) if isinstance(node, kept))
+
+
 def imports(file: Path) -> Iterator[str]:
     """Yield the dotted names that a file imports, at its top or inside a function."""
     package = file.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -36,18 +45,25 @@ def imports(file: Path) -> Iterator[str]:
 
 def identifiers(file: Path) -> set[str]:
     """Return names and attributes used in code; comments and docstrings do not count."""
-    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return {
         node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in tree
+        for node in nodes(file)
         if isinstance(node, ast.Attribute | ast.Name)
     }
 
 
 def calls(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
+    """Yield the dotted names that a file calls."""
+    for node in nodes(file):
+        if isinstance(node, ast.Call) and (name := dotted(node.func)):
+            yield name
+
+
+def dotted(node: ast.expr) -> str:
+    """Return the text of a name with dots; empty for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{front}.{node.attr}" if (front := dotted(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def test_only_the_bridge_talks_to_the_jvm() -> None:
@@ -96,7 +112,7 @@ def test_no_enum_has_an_empty_tuple_as_value() -> None:
     """Python 3.11.0 to 3.11.3, so that of Debian 12, makes another object of it."""
     guilty = []
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
                 values = [one.value for one in node.body if isinstance(one, ast.Assign)]
                 guilty += [node.name for value in values if ast.unparse(value) == "()"]
@@ -143,8 +159,9 @@ def test_every_file_of_tests_has_one_that_is_not_left_to_the_night() -> None:
         return any(ast.unparse(mark).startswith("pytest.mark.nightly") for mark in test.decorator_list)
 
     def tests(file: Path) -> list[ast.FunctionDef]:
-        found = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        return [node for node in found if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        return [
+            node for node in walk(file) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
 
     kinds = [ROOT / "tests" / kind for kind in ("spark", "broker", "crash")]
     files = [file for kind in kinds for file in kind.glob("test_*.py")]

@@ -16,6 +16,7 @@ from flinkish_spark.operators.join_contexts import JoinNeedsTime
 from flinkish_spark.operators.stored_elements import ElementType
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
+from tests.effort import examples
 from tests.joins_support import END, LEFT, RIGHT, apply, element, harness, script
 
 LATE = OutputTag("late left", LEFT), OutputTag("late right", RIGHT)
@@ -123,7 +124,7 @@ def check(join, steps) -> None:
 @pytest.mark.parametrize("kind", JoinType)
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_a_join_does_what_the_model_says_with_a_restore_after_every_step(bounds, kind) -> None:
-    check(join_of(bounds, kind), script(seed=BOUNDS.index(bounds), length=20))
+    check(join_of(bounds, kind), script(seed=BOUNDS.index(bounds), length=examples(20, least=8)))
 
 
 ELEMENTS = st.lists(
@@ -136,7 +137,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(BOUNDS), st.sampled_from(JoinType), st.lists(STEPS, max_size=12))
 def test_any_elements_and_watermarks_do_what_the_model_says(bounds, kind, steps) -> None:
     check(join_of(bounds, kind), steps)

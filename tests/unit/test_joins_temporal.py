@@ -13,6 +13,7 @@ from flinkish_spark.operators.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.operators.group_run import ElementFailed
 from flinkish_spark.operators.temporal_join import TemporalJoinOperator
 from flinkish_spark.state import StateTtl
+from tests.effort import examples, seeds
 from tests.joins_support import END, LEFT, RIGHT, apply, element, harness, script
 
 LATE = OutputTag("late", LEFT)
@@ -75,9 +76,12 @@ def check(kind, steps) -> None:
 
 
 @pytest.mark.parametrize("kind", [JoinType.INNER, JoinType.LEFT])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_each_left_element_gets_the_version_of_its_time_with_a_restore_after_every_step(seed, kind) -> None:
-    steps = [step if step[0] == "watermark" else (step[0], in_time(step[1])) for step in script(seed, 30)]
+    steps = [
+        step if step[0] == "watermark" else (step[0], in_time(step[1]))
+        for step in script(seed, examples(30, least=15))
+    ]
     check(kind, steps)
 
 
@@ -105,7 +109,7 @@ def in_time_steps(draw):
     return steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from([JoinType.INNER, JoinType.LEFT]), in_time_steps())
 def test_any_elements_in_time_do_what_the_model_says(kind, steps) -> None:
     check(kind, steps)

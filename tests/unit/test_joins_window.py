@@ -29,6 +29,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     WindowSpec,
 )
+from tests.effort import examples
 from tests.joins_support import LEFT, RIGHT, harness
 from tests.windows_model import Model
 from tests.windows_support import TABLE, TRIGGERS, Combination, left
@@ -99,7 +100,7 @@ def taken(one):
 @pytest.mark.parametrize("of", CO_GROUPS, ids=str)
 def test_a_co_group_has_both_sides_of_each_window_with_a_restore_after_every_step(of) -> None:
     model, one = Model(of), harness(of.operator(), max_parallelism=1)
-    for step in script(seed=5, length=16):
+    for step in script(seed=5, length=examples(16, least=6)):
         rows, late = model.step(step)
         apply(one, step)
         assert taken(one) == (rows, sorted(late)), step

@@ -22,6 +22,7 @@ from flinkish_spark.errors import ConfigError, FlinkishError, SparkGoneError, ca
 from flinkish_spark.runtime.failures import classify
 from flinkish_spark.sinks.kafka_guard import with_advice
 from tests.jvm_errors import FULL_DISK, Throwables
+from tests.syntax import walk
 
 PACKAGE = Path(__file__).resolve().parents[2] / "flinkish_spark"
 
@@ -170,11 +171,15 @@ def test_a_chain_of_java_that_comes_back_to_where_it_was_ends() -> None:
 
 # -- the rule ---------------------------------------------------------------------------------------
 @cache
-def trees() -> dict[str, ast.Module]:
-    return {
-        str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8"))
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Return what the rules look at, with its file; files are parsed once for both."""
+    kept = (ast.Raise, ast.FunctionDef, ast.While)
+    return [
+        (str(file.relative_to(PACKAGE)), node)
         for file in PACKAGE.rglob("*.py")
-    }
+        for node in walk(file)
+        if isinstance(node, kept)
+    ]
 
 
 def name_of(node: ast.expr | None) -> str:
@@ -193,12 +198,11 @@ def may_return_what_it_is_given(function: ast.FunctionDef) -> bool:
 
 def test_no_error_is_raised_from_itself() -> None:
     """`raise f(e) from e` is a hang if `f` may return `e`; `raise_translated` is for that."""
-    nodes = [(file, node) for file, tree in trees().items() for node in ast.walk(tree)]
-    raised = [(f, n) for f, n in nodes if isinstance(n, ast.Raise) and isinstance(n.cause, ast.Name)]
+    raised = [(f, n) for f, n in nodes() if isinstance(n, ast.Raise) and isinstance(n.cause, ast.Name)]
     makers = {name_of(node.exc.func) for _, node in raised if isinstance(node.exc, ast.Call)}
     may_be_the_same = {
         node.name
-        for _, node in nodes
+        for _, node in nodes()
         if isinstance(node, ast.FunctionDef) and node.name in makers and may_return_what_it_is_given(node)
     }
     guilty = [
@@ -215,8 +219,7 @@ def test_chains_are_gone_through_in_one_place() -> None:
     """Whoever follows `__cause__` in a loop of its own may never come to its end."""
     loops = [
         file
-        for file, tree in trees().items()
-        for node in ast.walk(tree)
+        for file, node in nodes()
         if isinstance(node, ast.While)
         and any(name_of(n) in ("__cause__", "__context__") for n in ast.walk(node) if isinstance(n, ast.expr))
     ]

@@ -14,6 +14,7 @@ from kafka.partitioner import murmur2 as murmur2_of_kafka_python
 from flinkish_spark.errors import SchemaError
 from flinkish_spark.kafka.partitioning import murmur2, partitions_for_keys, row_digest, row_hashes
 from flinkish_spark.kafka.record_batch import HEADERS_TYPE
+from tests.effort import seeds
 
 #: Key, Utils.murmur2 and partition of 12 in kafka-clients 4.1.1.
 JAVA = [
@@ -54,7 +55,7 @@ def test_keys_go_where_java_sends_them() -> None:
     assert partitions_for_keys(pa.array(keys), 12).tolist() == list(partitions)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_keys_of_every_length_hash_as_in_kafka_python(seed: int) -> None:
     rng = random.Random(seed)
     keys = [rng.randbytes(length) for length in range(70)] + [b"\xff" * length for length in range(70)]

@@ -41,11 +41,12 @@ from flinkish_spark.kafka.record_decode import (
     decode,
     verify,
 )
+from tests.effort import seeds
 
 #: Offset, timestamp, key, value, headers.
 Row = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 NOW = 1_700_000_000_000
-SEEDS = range(12)
+SEEDS = seeds(12)
 
 #: Batches that kafka-clients 4.1.1 wrote (its MemoryRecordsBuilder), deflated.
 JAVA = {
@@ -503,7 +504,7 @@ def test_a_record_of_one_endless_varint_is_corrupt() -> None:
         decode(only(data), with_headers=False)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_damage_under_a_valid_checksum_is_read_as_others_do_or_refused(seed: int) -> None:
     rng = random.Random(seed)
     rows = some_rows(rng, 6, most=70)

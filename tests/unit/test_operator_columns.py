@@ -13,6 +13,7 @@ from flinkish_spark.operators.group_state import BasePolicy, GroupLayout, GroupS
 from flinkish_spark.operators.key_index import KeyIndex
 from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
 from flinkish_spark.testing.operator_harness import MemoryBases
+from tests.effort import examples
 from tests.unit.test_operator_state import Commands
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
@@ -32,7 +33,7 @@ def names_of(index):
     return list(zip(*(key.to_pylist() for key in index.keys), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(BATCHES, st.booleans())
 def test_equal_keys_get_one_number(rows, collide) -> None:
     keys = [key for key, _ in rows]
@@ -44,7 +45,7 @@ def test_equal_keys_get_one_number(rows, collide) -> None:
     assert sorted(index.hashes.tolist()) == index.hashes.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(BATCHES, st.booleans()), max_size=10), st.booleans())
 def test_columns_do_what_a_dict_does(batches, collide) -> None:
     bases, value, model = MemoryBases(), None, {}

@@ -17,6 +17,7 @@ from flinkish_spark.operators.list_state import (
     redistribute,
 )
 from flinkish_spark.operators.operator_values import OperatorValueMismatch
+from tests.effort import examples
 
 SPLIT = OperatorListDescriptor("split", "file STRING, offset LONG")
 UNION = OperatorListDescriptor("union", "LONG", Redistribution.UNION)
@@ -40,7 +41,7 @@ ITEMS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 99)), max_size=
 COPIES = st.lists(st.one_of(st.none(), st.tuples(ITEMS, st.lists(st.integers(0, 9), max_size=3))), max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(COPIES, st.integers(1, 6))
 def test_each_split_item_goes_to_one_copy_and_each_union_item_to_all(copies, parallelism) -> None:
     """Behaviour 90: split and united, with copies that stored nothing, or no item."""

@@ -18,6 +18,7 @@ from flinkish_spark.state import (
     ValueStateDescriptor,
 )
 from flinkish_spark.testing.operator_harness import OperatorHarness
+from tests.effort import examples
 
 #: Bases from the second entry on, and new ones all the time.
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
@@ -77,7 +78,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_layers_and_restores_make_no_difference(steps) -> None:
     """What is in one piece for ever, and what moves into bases and is restored, does the same."""

@@ -25,6 +25,7 @@ from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.sources.base import Source
 from tests.clocks import ManualClock
 from tests.coordinator_rig import MemoryStore
+from tests.effort import seeds
 
 NEVER = MAX_WATERMARK_MS
 OPERATORS, SOURCES = ["left", "right"], ["orders", "clicks"]
@@ -297,7 +298,7 @@ def test_a_job_that_has_said_nothing_stores_nothing_about_its_operators(tmp_path
     assert (query.staged[0].times, query.keeper.behind(BatchId(0))) == (None, None)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_a_job_of_two_pipelines_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) -> None:
     """What micro-batches carry, for whom, and whom they call depends on no restart."""
     runs = []

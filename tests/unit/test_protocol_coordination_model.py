@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flinkish_spark.protocol.coordination import Abort, Completed, Decide, Initialise, Refuse
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from tests.coordination_script import Script, word
+from tests.effort import examples
 
 INTERVAL_MS, TIMEOUT_MS = 10, 60
 IMPORTANCE = ("savepoint final final_savepoint", "user follow_up", "periodic")
@@ -363,4 +364,9 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
 
 
 class TestCoordinationAgainstModel(CoordinationAgainstModel.TestCase):
-    settings = settings(max_examples=200, stateful_step_count=60, deadline=None, derandomize=True)
+    settings = settings(
+        max_examples=examples(200),
+        stateful_step_count=examples(60, least=25),
+        deadline=None,
+        derandomize=True,
+    )

@@ -26,6 +26,7 @@ from flinkish_spark.protocol.gate_values import (
     TakeCheckpoint,
 )
 from flinkish_spark.protocol.ids import CheckpointId
+from tests.effort import examples
 from tests.gate_script import word
 
 #: A record: its channel and number; a mark: "barrier" or "cancel" and the checkpoint.
@@ -254,7 +255,12 @@ class GateAgainstModel(RuleBasedStateMachine):
 
 
 class TestGateAgainstModel(GateAgainstModel.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    settings = settings(
+        max_examples=examples(150),
+        stateful_step_count=examples(40, least=25),
+        deadline=None,
+        derandomize=True,
+    )
 
 
 # -- long random runs ---------------------------------------------------------------------------
@@ -355,7 +361,7 @@ class Downstream:
 def test_random_barriers_over_long_runs_keep_order_and_content(mode, channels):
     """Behaviour 109: nothing lost, doubled or out of order, and every cut holds what its barriers say."""
     rng = random.Random(f"{mode.value} {channels}")
-    written = upstream(rng, channels, 8_000)
+    written = upstream(rng, channels, examples(8_000, least=2_500))
     timeout_ms = 15 if mode is AlignmentMode.ALIGNED_WITH_TIMEOUT else None
     gate = InputGate.of(dict.fromkeys(channels, 0), AlignmentSettings(mode, alignment_timeout_ms=timeout_ms))
     downstream = Downstream(rng, written, gate)

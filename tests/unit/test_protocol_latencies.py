@@ -24,6 +24,7 @@ from flinkish_spark.protocol.latencies import (
 from flinkish_spark.protocol.latency_histogram import LatencyHistogram, _bucket, _highest_ms, _lowest_ms
 from flinkish_spark.protocol.limits import MOST_MS
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
+from tests.effort import seeds
 
 UIDS = ["sums", "tops", "orders", "clicks"]
 
@@ -59,7 +60,7 @@ def test_buckets_leave_no_gap_and_are_narrow() -> None:
     assert begin > MOST_MS
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_quantiles_are_those_of_the_sorted_latencies_to_a_32nd(seed: int) -> None:
     chance = random.Random(seed)
     found = [int(chance.lognormvariate(6, 1.5)) for _ in range(700)]

@@ -17,6 +17,7 @@ from flinkish_spark.protocol.lineage import (
     Tables,
     why_not_rewindable,
 )
+from tests.effort import examples
 
 PLAIN, BACK, ANEW = RewindKind.PLAIN, RewindKind.TO_CHECKPOINT, RewindKind.RESEED
 
@@ -157,7 +158,7 @@ def test_an_order_with_an_unusable_id_is_refused():
 # -- a model: replaying what happened -----------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_what_is_live_is_what_a_list_cut_at_each_rewind_would_hold(data):
     live, everything, rewinds, next_id = [], [], [], 1

@@ -23,6 +23,7 @@ from flinkish_spark.protocol.time_facts import (
 )
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.watermarks import EventTime, Rules, next_micro_batch_ms, step
+from tests.effort import seeds
 
 REPORTED = AssignerRules(AsReported())
 PLAIN = AssignerRules(Untimed())
@@ -147,8 +148,9 @@ def test_a_pipeline_ends_with_its_own_inputs_and_the_job_with_all() -> None:
     job = job.again()
     assert job.run(ended="b") == {"left": MAX_WATERMARK_MS, "right": MAX_WATERMARK_MS}
     assert job.state.has_ended and job.state.is_due_at_once and not job.state.has_carried_all
+    assert job.state.is_told_all_next
     job.run()
-    assert job.state.has_carried_all and not job.state.is_due_at_once
+    assert job.state.has_carried_all and not job.state.is_due_at_once and not job.state.is_told_all_next
 
 
 def test_a_source_without_a_strategy_counts_for_the_end_of_whom_it_feeds() -> None:
@@ -298,7 +300,7 @@ def random_job(chance: random.Random) -> Job:
     return Job(rules, reads(**inputs))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_an_operator_sees_what_a_job_of_its_inputs_alone_would_see(seed: int) -> None:
     """Behaviour 124: joins, idle sources, ends, and crashes behind which others go on from stored states."""
     chance = random.Random(seed)

@@ -28,7 +28,9 @@ from flinkish_spark.protocol.recovery import (
     TrimLog,
     next_step,
     recovery_table,
+    without_leftovers,
 )
+from tests.effort import examples
 
 EVERY_ID = frozenset(CheckpointId(n) for n in range(1, 20))
 
@@ -51,6 +53,13 @@ def ahead(batch):
 
 def ordered(target, refusal=""):
     return OrderFact("order", CheckpointId(target), refusal)
+
+
+def test_of_decisions_without_receipt_only_the_newest_counts() -> None:
+    """The others are a zombie's: n+1 is never decided before n's receipt is durable."""
+    zombie, complete, newest = decided(3, 7, receipt=False), decided(4, 8), decided(5, 9, receipt=False)
+    assert without_leftovers([newest, zombie, complete]) == (complete, newest)
+    assert without_leftovers([]) == ()
 
 
 def facts(offsets=(), commits=(), done=(), files=(), rewind=False, swept=True, **more):
@@ -313,7 +322,7 @@ def run(world, steps=40):
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @for_all(ANY_FACTS)
 def test_whatever_the_facts_recovery_comes_to_an_end_and_keeps_only_what_is_alive(given):
     world = World(given)
@@ -333,7 +342,7 @@ def test_whatever_the_facts_recovery_comes_to_an_end_and_keeps_only_what_is_aliv
     assert not [s for s in now.staged if s.batch >= step.next_batch]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @for_all(ANY_FACTS, st.integers(0, 12))
 def test_a_recovery_that_is_cut_off_anywhere_ends_the_same(given, steps):
     given = replace(given, lost=frozenset())

@@ -43,6 +43,7 @@ from flinkish_spark.protocol.scans import (
     offsets_in,
 )
 from flinkish_spark.protocol.seeding import Claim, ClaimMode, Seed, SeededChain, SeedOrigin
+from tests.effort import examples
 
 AT_5, AT_9 = {"t": {"0": 5}}, {"t": {"0": 9}}
 TOTALS = Chain(("orders",), ("totals",), ("totals",))
@@ -431,7 +432,7 @@ def test_a_seed_knows_the_files_of_each_run_of_an_operator() -> None:
 # -- key groups -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(groups=st.integers(1, 300), before=st.integers(1, 17), after=st.integers(1, 17), data=st.data())
 def test_every_key_group_lands_exactly_once_whatever_the_parallelism(groups, before, after, data) -> None:
     # behaviours 85, 91

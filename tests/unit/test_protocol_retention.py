@@ -15,6 +15,7 @@ from flinkish_spark.protocol.retention import (
     to_delete,
     to_delete_on_cancel,
 )
+from tests.effort import examples
 
 COMMIT, ABORT, OPEN = Verdict.COMMIT, Verdict.ABORT, None
 DELETE, RETAIN = CheckpointRetention.DELETE_ON_CANCELLATION, CheckpointRetention.RETAIN_ON_CANCELLATION
@@ -193,7 +194,7 @@ ANY = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(ANY, unique_by=lambda f: f.checkpoint, max_size=10),
     st.integers(1, 4),

@@ -21,6 +21,7 @@ from flinkish_spark.protocol.statistics import (
     CheckpointStatus,
 )
 from flinkish_spark.protocol.statistics_participants import ChannelStatistics, ParticipantStatistics
+from tests.effort import examples
 
 DURATIONS = CheckpointDurations(
     trigger_ms=3, start_delay_ms=1, alignment_ms=4, sync_ms=50, async_ms=6, commit_ms=70, end_to_end_ms=133
@@ -157,7 +158,7 @@ FAILED = st.builds(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(BEGUN | COMPLETED | FAILED)
 def test_any_statistics_come_back_as_they_were(statistics) -> None:
     assert CheckpointStatistics.from_json(stored(statistics)) == statistics

@@ -12,6 +12,7 @@ from flinkish_spark.protocol.watermark_valve import (
     Valve,
     ValveChannel,
 )
+from tests.effort import examples
 
 IDLE, ACTIVE = ChannelStatus.IDLE, ChannelStatus.ACTIVE
 
@@ -206,7 +207,7 @@ ACTIONS = st.one_of(
 
 
 @given(st.lists(ACTIONS, max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_valve_never_goes_back_and_is_the_smallest_of_those_that_count(actions) -> None:
     valve = Valve[int]().with_channels([0, 1])
     for name, given_channels in actions:
@@ -261,7 +262,7 @@ STEPS = st.tuples(st.sampled_from(["mark", "mark", "idle", "active"]), st.intege
 
 
 @given(st.lists(STEPS, max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_one_thing_at_a_time_a_valve_does_what_flink_s_does(steps) -> None:
     """Behaviour 124; its 14 cases are above, one by one."""
     play, model = Play(3), Model(3)

@@ -24,6 +24,7 @@ from flinkish_spark.protocol.time_facts import (
 )
 from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelStatus
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step, to_hold_back
+from tests.effort import examples
 
 UIDS = ["a", "b", "a#2.y"]
 ANY_TIME = st.integers(-100, 100) | st.sampled_from([MIN_WATERMARK_MS, MAX_WATERMARK_MS])
@@ -88,7 +89,7 @@ def run(rules, batches, state=None):
 
 
 @given(histories())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_watermark_never_goes_back(history) -> None:
     """Behaviour 124, as far as whole operators are concerned."""
     rules, batches = history
@@ -103,7 +104,7 @@ def test_the_watermark_never_goes_back(history) -> None:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> None:
     rules, batches = history
     states = run(rules, batches, EventTime().of_job(rules, OPERATORS))
@@ -119,7 +120,7 @@ def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> Non
 
 
 @given(histories(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_micro_batch_that_runs_again_leads_to_the_same_in_whatever_order_its_tasks_report(
     history, chance
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_micro_batch_that_runs_again_leads_to_the_same_in_whatever_order_its_t
 
 
 @given(histories())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_watermark_is_that_of_the_slowest_active_assigner(history) -> None:
     rules, batches = history
     before = EventTime()
@@ -157,7 +158,7 @@ def test_the_watermark_is_that_of_the_slowest_active_assigner(history) -> None:
 
 
 @given(histories())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_slowest_of_a_group_goes_on_and_nobody_is_woken_for_nothing(history) -> None:
     rules, batches = history
     for state in run(rules, batches):

@@ -44,6 +44,7 @@ from flinkish_spark.kafka.write_answers import Reaction, WriteCode, reaction_to
 from flinkish_spark.runtime.failures import NOT_AUTHORIZED_MARKER
 from flinkish_spark.sources.json_records import BAD_RECORD_MARKER
 from tests.clocks import ManualClock
+from tests.effort import seeds
 
 
 class Request:
@@ -484,7 +485,7 @@ def chaos(seed: int) -> Iterator[Fault]:
         yield draw.choice(kinds)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_whatever_is_lost_on_the_way_every_record_is_there_once_and_in_order(seed: int) -> None:
     cluster = ModelCluster(a=(1, 2, 3), b=(2,))
     faults_of = chaos(seed)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark.runtime.python_values import to_values
+from tests.effort import seeds
 
 PLAIN: dict[pa.DataType, list[Any]] = {
     pa.int64(): [-(2**63), 0, 2**63 - 1],
@@ -61,7 +62,7 @@ def plainly(values: list[Any]) -> str:
     return repr(values).replace("zoneinfo.ZoneInfo(key='UTC')", zone).replace("<UTC>", zone)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(300))
 def test_a_column_has_the_values_that_arrow_makes_one_by_one(seed: int) -> None:
     draw = random.Random(seed)
     kind = any_type(draw)

@@ -33,6 +33,7 @@ from flinkish_spark.kafka.record_batch import encode_batches
 from flinkish_spark.kafka.record_decode import CorruptBatch, batches
 from flinkish_spark.kafka.wire_pool import WirePool
 from tests.clocks import ManualClock
+from tests.effort import seeds
 
 COMMITTED, UNCOMMITTED = Isolation.READ_COMMITTED, Isolation.READ_UNCOMMITTED
 PLACE: Place = ("t", 0)
@@ -110,7 +111,7 @@ class History:
         return not entry.is_transactional or self.transactions[entry.transaction][2] is Marker.COMMIT
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(200))
 def test_read_committed_shows_exactly_the_committed_batches(seed: int) -> None:
     rng = random.Random(seed)
     history = History.random(rng)
@@ -131,7 +132,7 @@ def test_read_committed_shows_exactly_the_committed_batches(seed: int) -> None:
     assert seen == [e for e in expected if e.last_offset >= start]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_read_uncommitted_shows_all_but_markers(seed: int) -> None:
     log = History.random(random.Random(seed)).log
     seen = visible(log, [(0, 0), (1, 0)], UNCOMMITTED, lambda e: e, lambda e: e.marker)

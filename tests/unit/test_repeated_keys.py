@@ -16,6 +16,7 @@ from flinkish_spark.runtime.arrow_rows import OutputError, RowWriter
 from flinkish_spark.runtime.repeated_keys import repeated_key
 from flinkish_spark.testing import OperatorHarness
 from flinkish_spark.testing.vectorized_harness import VectorizedHarness
+from tests.effort import seeds
 
 MORNING, NOON = datetime.datetime(2026, 1, 1, 6), datetime.datetime(2026, 1, 1, 12)
 
@@ -77,7 +78,7 @@ def test_rows_and_columns_are_looked_at_too() -> None:
         run.push_all([(("ann",), None), (("ben",), None)])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_what_is_found_is_what_a_dict_would_lose(seed) -> None:
     chosen = random.Random(seed)
     kind = pa.map_(pa.int8(), pa.int8())

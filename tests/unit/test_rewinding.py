@@ -32,6 +32,7 @@ from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
+from tests.effort import points
 from tests.state_folder import SparkFolder
 
 CLOCK = ManualClock(1_700_000_000_000)
@@ -472,8 +473,8 @@ class Crash(BaseException):
 
 #: Everything by which files change.
 MUTATIONS = ("link", "replace", "rename", "unlink", "rmdir", "mkdir")
-#: Every third one is enough for the time that it takes; 1 tries them all.
-STRIDE = 3
+#: Every seventh one by day, all of them at night.
+STRIDE = points(1_000, by_day=7).step
 REAL = {name: getattr(os, name) for name in MUTATIONS}
 
 

@@ -16,6 +16,7 @@ from flinkish_spark.operators.payloads import OWNER, table_bytes
 from flinkish_spark.operators.stored_groups import whole_group
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.testing.operator_harness import OperatorHarness, Snapshot
+from tests.effort import examples, seeds
 
 TTL_MS = 100
 WRITES, READS = TtlUpdate.ON_CREATE_AND_WRITE, TtlUpdate.ON_READ_AND_WRITE
@@ -228,12 +229,12 @@ def step(rng: random.Random, model: Model, number: int) -> tuple[Act, Any]:
 
 @pytest.mark.parametrize("update", [WRITES, READS])
 @pytest.mark.parametrize("policy", [BasePolicy(), BASED])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_states_do_what_a_model_does(update, policy, seed):
     rng, now_ms = random.Random(seed), 0
     models = {f"key-{number}": Model(update is READS) for number in range(6)}
     run = Run(update, policy=policy)
-    for number in range(400):
+    for number in range(examples(400, least=150)):
         now_ms += rng.randrange(12)
         key = rng.choice(list(models))
         models[key].at(now_ms)

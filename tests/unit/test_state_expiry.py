@@ -10,6 +10,7 @@ from flinkish_spark.functions import KeyedProcessFunction
 from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.state import MapStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.testing.operator_harness import OperatorHarness
+from tests.effort import seeds
 
 TTL_MS = 100
 #: A base from the first entry on; the delta moves into a new one when it has half as many rows, and over 20.
@@ -101,7 +102,7 @@ class Only(KeyedProcessFunction):
         self.value.update(1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_nothing_that_lives_is_lost(seed):
     """Beside a model that knows when each key was written."""
     rng = random.Random(seed)

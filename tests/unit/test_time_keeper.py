@@ -28,6 +28,7 @@ from flinkish_spark.runtime.time_keeper import TimeKeeper
 from flinkish_spark.sources.base import Source
 from tests.clocks import ManualClock
 from tests.coordinator_rig import MemoryStore
+from tests.effort import seeds
 
 NEVER = MAX_WATERMARK_MS
 OPERATOR, SOURCE = 0, 1
@@ -399,7 +400,7 @@ def test_behind_an_older_micro_batch_time_stood_elsewhere(tmp_path: Path) -> Non
     assert query.keeper.behind(BatchId(1)) is None, "it was decided and forgotten"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) -> None:
     """What micro-batches carry and whom they call depends on no restart."""
     runs = []

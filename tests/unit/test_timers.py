@@ -16,6 +16,7 @@ from flinkish_spark.operators.group_state import BasePolicy
 from flinkish_spark.operators.keyed_operators import KeyedStreamOperator
 from flinkish_spark.testing.operator_harness import MemoryBases, OperatorHarness, Snapshot
 from flinkish_spark.windows import TimeWindow
+from tests.effort import examples, seeds
 from tests.stumbling import Restarting
 
 EVENT, PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
@@ -146,7 +147,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(STEPS, max_size=20))
 def test_timers_fire_once_by_key_namespace_and_time_over_restores_and_rescales(steps) -> None:
     """Behaviours 161, 164: a number is a snapshot, restored into as many subtasks."""
@@ -243,7 +244,7 @@ def test_many_timers_of_the_wall_clock_ask_for_the_earliest_alone() -> None:
     assert one.next_timer_ms(PROCESSING) == 550
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_a_crash_in_the_middle_of_a_step_has_done_nothing(seed: int) -> None:
     """Behaviour 161."""
     chance, model = random.Random(seed), Model()

@@ -25,6 +25,7 @@ from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.testing.operator_harness import OperatorHarness, Output, Snapshot
 from tests.crash.event_time_app import CALL, Timers
 from tests.crash.event_time_updates import Reading
+from tests.effort import seeds
 from tests.unit.test_time_keeper import NEVER, Query, plan, seen, timers
 
 CHANNELS, DISORDER_MS, LAST_MS = 2, 40, 1_000_000
@@ -149,7 +150,7 @@ class Job:
         return alarms + calls
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_no_timer_is_lost_or_fires_twice_over_crashes_and_rewinds(tmp_path: Path, seed: int) -> None:
     """Behaviours 161, 162, 164: with restarts from what is stored, and streams that fall silent."""
     chance = random.Random(seed)

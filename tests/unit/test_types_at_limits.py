@@ -32,6 +32,7 @@ from flinkish_spark.sinks.kafka_avro import avro_schema
 from flinkish_spark.sinks.kafka_columns import check_columns as check_record
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
 from tests.databases import TestDatabase, context_of
+from tests.effort import examples
 from tests.types_at_limits import (
     FORMS,
     NOT_IN_ROWS,
@@ -54,7 +55,7 @@ from tests.types_files import FILES, column, read_files
 from tests.types_states import STATE_WAYS
 
 #: The same examples at every run; a failure is shown shrunk.
-settings.register_profile("types", derandomize=True, max_examples=40, deadline=None, database=None)
+settings.register_profile("types", derandomize=True, max_examples=examples(40), deadline=None, database=None)
 TYPES = [(form, kind) for form in FORMS for kind in PLAIN]
 
 

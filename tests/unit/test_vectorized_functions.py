@@ -28,6 +28,7 @@ from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.runtime.arrow_rows import OutputError
 from flinkish_spark.testing import OperatorHarness, vectorized_harness
 from flinkish_spark.testing.vectorized_harness import VectorizedHarness
+from tests.effort import seeds
 
 ORDERS, ALARMS = "user STRING, amount LONG", "user STRING, total LONG, at LONG"
 REFUSED = OutputTag("refused", "user STRING, amount LONG")
@@ -98,7 +99,7 @@ def alarms(**more):
     return VectorizedHarness(Alarms(), ORDERS, ALARMS, "user", side_outputs=[REFUSED], **more)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_timers_by_column_fire_as_those_by_row_do_over_restores(seed) -> None:
     rng = random.Random(seed)
     policy = TINY if seed % 2 else None

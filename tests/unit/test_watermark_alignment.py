@@ -42,6 +42,7 @@ from flinkish_spark.sources.collection import CollectionSource
 from flinkish_spark.sources.kafka_reading import subscription
 from flinkish_spark.sources.split_positions import SplitPosition
 from flinkish_spark.sources.split_reader import SplitStreamReader
+from tests.effort import seeds
 from tests.unit.test_split_source import Counters
 from tests.unit.test_stream_reader import Log
 
@@ -103,6 +104,7 @@ def test_what_has_ended_or_was_never_aligned_holds_nobody_back() -> None:
         given, ("a", 0, 500), ("b", 0, 1), ("c", 0, 1), inputs=(AssignerInput("b", frozenset(), True),)
     )
     assert held_sources(given, state) == {}
+    assert held_sources(TimePlan(), EventTime()) == {}
 
 
 # -- what sources are told -----------------------------------------------------------------------------
@@ -307,7 +309,7 @@ class Model:
         return one.watermark_ms if one.status.value == "ACTIVE" else None
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_an_aligned_group_never_stands_still_and_nobody_starts_ahead(seed: int) -> None:
     model = Model(seed)
     model.run()

@@ -25,6 +25,7 @@ from flinkish_spark.windows import (
     WindowSpec,
     WithKeyAndWindow,
 )
+from tests.effort import examples
 from tests.windows_support import INPUT, LATE, TINY
 
 KINDS = {
@@ -155,14 +156,15 @@ def plain(emitted):
 @pytest.mark.parametrize("lateness_ms", [0, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_folds_are_those_of_the_elementwise_operator(kind, lateness_ms, policy) -> None:
-    for seed in range(3):
+    steps = examples(15, least=7)
+    for seed in range(examples(3, least=2)):
         rng = random.Random(f"{kind}-{lateness_ms}-{seed}")
         spec = WindowSpec(KINDS[kind](), None, None, lateness_ms, LATE if seed % 2 else None)
         model, folding = Elementwise(spec, "session" in kind), Folding(spec, policy, rng)
         now_ms = 0
-        for number in range(15):
+        for number in range(steps):
             now_ms += rng.choice([0, 1, 4, 9, 30])
-            watermark_ms = MAX_WATERMARK_MS if number == 14 else now_ms - rng.randint(0, 12)
+            watermark_ms = MAX_WATERMARK_MS if number == steps - 1 else now_ms - rng.randint(0, 12)
             step = 1_000 + now_ms, elements(rng, now_ms), watermark_ms, elements(rng, now_ms)
             for one in (model, folding):
                 one.step(*step)

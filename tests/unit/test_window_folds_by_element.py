@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from decimal import Decimal
+from functools import cache
 
 import pytest
 from pyspark import cloudpickle
@@ -38,6 +39,7 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
+from tests.effort import examples, seeds
 from tests.windows_support import TINY
 
 INPUT = "k STRING, n LONG, at LONG"
@@ -56,8 +58,9 @@ def folded(field, fold=Fold.SUM):
     return (AggregateColumn(field, fold, field),)
 
 
-def by_element(spec, columns, input_type=INPUT, **given):
-    """Return a harness of the operator that a job has for these windows, and its output's fields."""
+@cache
+def sent_to_workers(spec, columns, input_type):
+    """Return the operator that a job has for these windows, as it is sent, and its output's fields."""
     made = FoldHarness(
         WindowSpec(TumblingEventTimeWindows(1)), (AggregateColumn("c", Fold.COUNT),), input_type, "k"
     )
@@ -65,10 +68,14 @@ def by_element(spec, columns, input_type=INPUT, **given):
         FoldingWindows(spec, columns), "sums", parse_ddl(input_type), ["k"], made.transport
     )
     assert isinstance(sent.folded.operator, WindowOperator)
-    # On its way to a worker.
-    operator = pickle.loads(cloudpickle.dumps(sent.folded.operator))
+    return cloudpickle.dumps(sent.folded.operator), sent.folded.output
+
+
+def by_element(spec, columns, input_type=INPUT, **given):
+    """Return a harness of the operator that a job has for these windows, and its output's fields."""
+    operator, output = sent_to_workers(spec, columns, input_type)
     settings = {"key": lambda e: e[0], "key_type": "STRING", "max_parallelism": 2, "policy": TINY}
-    return OperatorHarness(operator, **settings, **given), sent.folded.output
+    return OperatorHarness(pickle.loads(operator), **settings, **given), output
 
 
 def restored(run, spec, columns, input_type=INPUT):
@@ -128,14 +135,15 @@ def test_rows_and_fields_are_those_of_the_fold_over_columns(kind, columns) -> No
     slow, output = by_element(own, columns, TYPES)
     assert output == fast.sent.folded.output
     rng, now_ms, found = random.Random(f"{kind}-{columns}"), 0, 0
-    for number in range(15):
+    steps = examples(15, least=12)
+    for number in range(steps):
         now_ms += rng.choice([0, 3, 12])
         # In sessions the order of ties is told otherwise: in the order of time all is the same.
         given = [(drawn(rng), now_ms + ahead) for ahead in range(rng.choice([1, 2, 5]))]
-        watermark_ms = MAX_WATERMARK_MS if number == 14 else now_ms - 10
+        watermark_ms = MAX_WATERMARK_MS if number == steps - 1 else now_ms - 10
         for run in (fast, slow):
             run.push_all(given)
-            run.processing_time(now_ms if number < 14 else now_ms + 100)
+            run.processing_time(now_ms if number < steps - 1 else now_ms + 100)
             run.watermark(watermark_ms)
         expected = plain(fast.take())
         assert plain(slow.take()) == expected
@@ -180,7 +188,7 @@ def run_through(spec, columns, elements, end=()):
     return rows
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("which", [0, 1], ids=["tumbling", "sliding"])
 def test_count_windows_fold_what_is_in_them_and_have_no_bounds(which, seed) -> None:
     given, spec = numbers(seed), (count_window(3), sliding_count_window(3, 2))[which]

@@ -27,6 +27,7 @@ from flinkish_spark.windows import (
     WithKeyAndWindow,
     WithWindow,
 )
+from tests.effort import examples
 from tests.windows_looped_support import BOUNDS, FIELDS, LATE, both, rows_of, shape_of
 
 
@@ -176,5 +177,5 @@ def compare(assigner: Any, kind: int, seed: int) -> None:
 @pytest.mark.parametrize("kind", range(6))
 @pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda one: f"{type(one).__name__}")
 def test_one_loop_gives_what_states_and_timers_give(assigner: Any, kind: int) -> None:
-    for seed in range(3):
+    for seed in range(examples(3)):
         compare(assigner, kind, seed)

@@ -30,6 +30,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     WindowSpec,
 )
+from tests.effort import examples, seeds
 from tests.windows_rig import Restoring
 from tests.windows_support import INPUT
 
@@ -197,7 +198,7 @@ def test_who_goes_over_to_retractions_takes_back_what_fires_from_then_on():
     assert run.take().rows == [("a", 0, 5, 15)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_what_is_not_taken_back_is_what_all_elements_make(seed):
     """Whatever the order, late or not: results less those taken back are the sessions of all elements."""
     rng = random.Random(seed)
@@ -209,7 +210,7 @@ def test_what_is_not_taken_back_is_what_all_elements_make(seed):
             # After every row: nothing is taken back that did not come before, nothing stands twice.
             assert net[row[:4]] in (0, 1), row
 
-    for number in range(60):
+    for number in range(examples(60, least=40)):
         if rng.random() < 0.3:
             watermark_ms += rng.randrange(15)
             count(run.watermark(watermark_ms).rows)
@@ -231,7 +232,7 @@ def brute_force(elements):
     return [("a", *one) for one in found]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_of_each_window_the_last_result_stands(seed):
     """Where windows do not merge: that of the same program without retractions."""
     rng = random.Random(seed)
@@ -242,7 +243,7 @@ def test_of_each_window_the_last_result_stands(seed):
     )
     plain = Restoring(WindowSpec(assigner, **spec), ProcessWindow(One()))
     last, net, watermark_ms = {}, Counter(), 0
-    for number in range(60):
+    for number in range(examples(60, least=40)):
         watermark_ms += rng.randrange(8)
         time_ms = max(0, watermark_ms + rng.randrange(-60, 30))
         for step in (("push", (number, time_ms)), ("watermark", watermark_ms)):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.operators.elements import MAX_WATERMARK_MS
+from tests.effort import examples, sampled
 from tests.stumbling import Restarting
 from tests.windows_model import Model
 from tests.windows_support import (
@@ -86,15 +87,15 @@ def test_the_page_lists_the_table() -> None:
 
 @pytest.mark.parametrize("combination", TABLE, ids=str)
 def test_a_combination_does_what_the_model_says_with_a_restore_after_every_step(combination) -> None:
-    check(combination, script(seed=7, length=14))
+    check(combination, script(seed=7, length=examples(14, least=6)))
 
 
-@pytest.mark.parametrize("combination", TABLE, ids=str)
+@pytest.mark.parametrize("combination", sampled(TABLE, one_in=4), ids=str)
 def test_a_combination_survives_crashes_in_the_middle_of_steps(combination) -> None:
     """Behaviour 161, for timers of windows: in front of and behind elements and timers."""
     chance, model = random.Random(5), Model(combination)
     one = Restarting(combination.operator, partial(combination.run, policy=TINY), chance)
-    for step in [*script(seed=8, length=12), *END]:
+    for step in [*script(seed=8, length=examples(12, least=5)), *END]:
         expected = model.step(step)
         one.do(partial(apply, step=step))
         assert taken(one.harness) == expected, step
@@ -112,7 +113,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(TABLE), st.lists(STEPS, max_size=12))
 def test_any_combination_does_what_the_model_says_for_any_elements_and_watermarks(combination, steps) -> None:
     check(combination, steps)

@@ -21,6 +21,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     WindowSpec,
 )
+from tests.effort import seeds
 from tests.windows_support import INPUT, Sum
 
 
@@ -42,7 +43,7 @@ def harness(spec: WindowSpec, restore: Snapshot | None, other: OperatorHarness |
     [TumblingEventTimeWindows(10), SlidingEventTimeWindows(30, 10), EventTimeSessionWindows(6)],
     ids=lambda one: type(one).__name__,
 )
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_trigger_that_only_waits_is_as_one_that_is_asked(
     assigner: Any, lateness_ms: int, seed: int
 ) -> None:

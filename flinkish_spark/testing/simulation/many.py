@@ -72,7 +72,9 @@ def simulate_many(
     summary, began = Summary(), time.perf_counter()
     count = processes or len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("fork")
-    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    # Whoever waits for the first one does not want the others of its chunk.
+    size = 1 if stop_at_first else _CHUNK
+    chunks = [seeds[at : at + size] for at in range(0, len(seeds), size)]
     with context.Pool(count, initializer=_initialise, initargs=(variant,)) as pool:
         for reports in pool.imap(_run_chunk, chunks):
             for report in reports:
