@@ -1,6 +1,6 @@
 """What lies where below the job directory, and its typed reads and writes.
 
-The only module that knows the keys (layout in `docs/architecture.md`).
+The only module that knows the keys (layout in `docs/internals.md`).
 """
 
 from __future__ import annotations

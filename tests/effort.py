@@ -35,9 +35,14 @@ def seeds(full: int, least: int = 1) -> list[Any]:
     return [n if n < by_day else pytest.param(n, marks=pytest.mark.nightly) for n in range(full)]
 
 
+def stride(by_day: int) -> int:
+    """Return the distance between places that are tried: by day one of a few, at night each."""
+    return 1 if is_night else by_day
+
+
 def points(count: int, by_day: int = 3) -> range:
-    """Return the places at which something is to be cut off: by day one of a few, at night each."""
-    return range(0, count, 1 if is_night else by_day)
+    """Return the places at which something is to be cut off."""
+    return range(0, count, stride(by_day))
 
 
 def sampled(parameters: Iterable[Any], one_in: int) -> list[Any]:

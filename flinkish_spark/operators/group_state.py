@@ -254,8 +254,7 @@ class GroupState:
             found = self._tables[STATE + name].select(hashes)
             if len(also) or layouts[name].expires:  # Of keys of the same hash something may have expired.
                 self._hash_of.update(
-                    (slot[0] if name in states.namespaced else slot, row.hash)
-                    for slot, row in found.items()
+                    (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
                 )
             table.take(found, progress.processing_time_ms)
 

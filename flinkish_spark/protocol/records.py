@@ -159,4 +159,3 @@ class StagedBatch(Stored):
     def checkpoints(self) -> frozenset[CheckpointId]:
         """Ids of the barriers that any sink saw in this batch."""
         return frozenset(barrier.checkpoint for ack in self.acks for barrier in ack.barriers)
-

@@ -262,7 +262,6 @@ class StatisticsHistory(Stored):
         return {**value, "samples": samples_from_json(names, samples)}
 
 
-
 def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:
     return tuple(sorted(entries, key=lambda e: e.checkpoint))
 
@@ -284,5 +283,3 @@ def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> C
     if known is not None and known.checkpoint > found.checkpoint:
         return known
     return found.without_details()
-
-

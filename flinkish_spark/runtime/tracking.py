@@ -7,7 +7,6 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from flinkish_spark.chaining.cuts import slowest_cut
 from flinkish_spark.clock import Clock
 from flinkish_spark.errors import CorruptObjectError, StoreError
 from flinkish_spark.job_dir import JobDir
@@ -243,6 +242,9 @@ def _between(begin: int | None, end: int | None) -> int | None:
 
 def _aligned(decision: Decision, durations: CheckpointDurations) -> CheckpointDurations:
     """Return the durations with the alignment of the upstream's cut, if the checkpoint is one with it."""
+    # Here and not above: with it comes the Kafka client, which jobs without Kafka can do without.
+    from flinkish_spark.chaining.cuts import slowest_cut
+
     cut = slowest_cut(decision.offsets_text)
     if cut is None:
         return durations

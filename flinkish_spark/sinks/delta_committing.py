@@ -63,9 +63,7 @@ class DeltaCommitter(Committer):
     def _require_ours(self, checkpoint: CheckpointId) -> Callable[[Mark], None]:
         return lambda mark: self._context.require_ours(mark, checkpoint)
 
-    def _commit(
-        self, path: str, staged: list[Mapping[str, Any]], checkpoint: CheckpointId
-    ) -> CommitAnswer:
+    def _commit(self, path: str, staged: list[Mapping[str, Any]], checkpoint: CheckpointId) -> CommitAnswer:
         version, timeline = int(checkpoint), self._context.timeline
         missing = [m for s in staged for m in self._commits.missing_files(s)]
         if missing:

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from flinkish_spark import (
     AggregateColumn,
-    AggregateFunction,
     AggregatingStateDescriptor,
     Emit,
     Fold,
@@ -53,6 +52,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
+from tests.golden.job import Largest, Spent
 
 LEFT, RIGHT = "user STRING, amount LONG, price DOUBLE", "payer STRING, paid LONG"
 #: Behind each element its event time. Micro-batches: left, right, watermark, processing time.
@@ -152,25 +152,6 @@ def from_json(value: Mapping[str, Any]) -> ProgramSnapshot:
 # -- functions ------------------------------------------------------------------------------------------
 
 
-class Greatest:
-    def reduce(self, first: Any, second: Any) -> Any:
-        return max(first, second)
-
-
-class Spent(AggregateFunction):
-    def create_accumulator(self) -> Any:
-        return 0, 0
-
-    def add(self, value: Any, accumulator: Any) -> Any:
-        return accumulator[0] + value.amount, accumulator[1] + 1
-
-    def get_result(self, accumulator: Any) -> Any:
-        return accumulator
-
-    def merge(self, first: Any, second: Any) -> Any:
-        return first[0] + second[0], first[1] + second[1]
-
-
 class Kinds(KeyedProcessFunction):
     """All kinds of keyed state, with and without a time to live, and timers of both clocks."""
 
@@ -182,7 +163,7 @@ class Kinds(KeyedProcessFunction):
         self.recent = context.get_list_state(ListStateDescriptor("recent", "LONG", ttl))
         self.prices = context.get_map_state(MapStateDescriptor("prices", "LONG", "ARRAY<DOUBLE>"))
         self.fresh = context.get_map_state(MapStateDescriptor("fresh", "STRING", "LONG", read))
-        self.greatest = context.get_reducing_state(ReducingStateDescriptor("greatest", Greatest(), "LONG"))
+        self.greatest = context.get_reducing_state(ReducingStateDescriptor("greatest", Largest(), "LONG"))
         spent = AggregatingStateDescriptor("spent", Spent(), "total LONG, n LONG")
         self.spent = context.get_aggregating_state(spent)
 

@@ -35,9 +35,7 @@ BERLIN = "Europe/Berlin"
     [
         (DeltaWriter.NATIVE, BY_COUNTRY, ""),
         (DeltaWriter.PORTABLE, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
-        pytest.param(
-            DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly
-        ),
+        pytest.param(DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly),
         (DeltaWriter.NATIVE, Append(), ""),
         (DeltaWriter.PORTABLE, OverwritePartitions(), ""),
     ],
@@ -152,9 +150,7 @@ def test_keys_under_a_collation_are_refused(spark, tmp_path) -> None:
         rig.preflight()
 
 
-@pytest.mark.parametrize(
-    "value", ["", pytest.param("__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("value", ["", pytest.param("__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly)])
 def test_a_folder_that_would_be_the_null_s_is_refused(spark, tmp_path, value) -> None:
     """The column is in no file: a reader would find NULL, and the folder is that of the NULLs."""
     sink = FileSink(f"{tmp_path}/out", bucket_by=ColumnBuckets("user"))

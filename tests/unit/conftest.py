@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gc
 
-import pytest
 from hypothesis import settings
 
 from tests import effort
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     # No deadline: a machine that is busy is no failure. By day the same examples at every run, so that what
     # is covered is so always; what the night finds it prints as a line to repeat it with.
-    night = config.getoption("--nightly")
     settings.register_profile(
         "flinkish",
         deadline=None,
         database=None,
-        derandomize=not night,
+        derandomize=not effort.is_night,
         print_blob=True,
         max_examples=effort.examples(100),
     )

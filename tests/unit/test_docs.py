@@ -73,6 +73,18 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert not broken
 
 
+def test_decisions_name_what_is_there() -> None:
+    """By name and not by path: files may move."""
+    definition = re.compile(r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?::.+)? = ", re.MULTILINE)
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "flinkish_spark").rglob("*.py")]
+    defined = {name for source in sources for pair in definition.findall(source) for name in pair}
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    places = re.findall(r"^- \*\*Where\.\*\*((?:.+\n(?:  .+\n)*))", text, re.MULTILINE)
+    named = {name for place in places for name in re.findall(r"`(\w+)`", place)}
+    assert len(named) > 100 and not named - defined
+    assert "`flinkish_spark/" not in re.sub(r"`flinkish_spark/(jars|audit|sinks|testing)/", "", text)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
 def test_paths_and_tests_that_are_named_exist(document: Path) -> None:
     missing = []

@@ -72,7 +72,7 @@ def test_a_processing_time_timer_of_that_micro_batch_sees_it(query: Query) -> No
     queues = {clock: TimerQueue() for clock in TimeDomain}
     for clock in TimeDomain:
         queues[clock].register(Timer(500, "ann", None))
-    run.begin(queues)
+    run.timers.queues = queues
     rows = run.run([], micro_batch_of(query.folder, 0).progress("left"), []).rows
     assert rows == [(TimeDomain.PROCESSING_TIME, 49_999), (TimeDomain.EVENT_TIME, 59_999)]
 

@@ -188,7 +188,7 @@ def test_the_exceptions_of_a_group_are_read_one_by_one() -> None:
         "  + Exception Group Traceback (most recent call last):\n"
         '  |   File "job.py", line 9, in main\n  |     gather()\n  | ExceptionGroup: g (2 sub-exceptions)\n'
         "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n"
-        '    |   File "job.py", line 4, in f\n    |     rates[key]\n    | KeyError: \'XK\'\n'
+        "    |   File \"job.py\", line 4, in f\n    |     rates[key]\n    | KeyError: 'XK'\n"
         "    +---------------- 2 ----------------\n    | OSError: gone\n    +----------------\n"
     )
     chain = Chain.of(text)

@@ -32,7 +32,7 @@ from flinkish_spark.runtime.steps import SilentObserver
 from flinkish_spark.sinks.base import Committer
 from flinkish_spark.store import LocalStore
 from tests.clocks import ManualClock
-from tests.effort import points
+from tests.effort import stride
 from tests.state_folder import SparkFolder
 
 CLOCK = ManualClock(1_700_000_000_000)
@@ -474,7 +474,7 @@ class Crash(BaseException):
 #: Everything by which files change.
 MUTATIONS = ("link", "replace", "rename", "unlink", "rmdir", "mkdir")
 #: Every seventh one by day, all of them at night.
-STRIDE = points(1_000, by_day=7).step
+STRIDE = stride(by_day=7)
 REAL = {name: getattr(os, name) for name in MUTATIONS}
 
 

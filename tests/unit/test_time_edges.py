@@ -67,7 +67,7 @@ class Amounts(ProcessWindowFunction):
 
 def test_a_processing_time_window_takes_the_elements_of_its_last_millisecond_before_it_fires() -> None:
     run = GroupRun(window_operator(SECONDS, ProcessWindow(Amounts()), INPUT), "windows", 16)
-    run.begin({clock: TimerQueue() for clock in TimeDomain})
+    run.timers.queues = {clock: TimerQueue() for clock in TimeDomain}
     assert not run.run([], in_a_job(300), [Elements(["ann"], [("ann", 1)])]).rows
     assert not run.run([], in_a_job(999), [Elements(["ann"], [("ann", 2)])]).rows
     assert run.run([], in_a_job(1_000), [Elements(["ann"], [("ann", 4)])]).rows == [(1, 2)]

@@ -27,7 +27,7 @@ TOTAL = ReduceWindow(lambda a, b: (a.k, a.n + b.n))
 
 def opened(spec) -> GroupRun:
     run = GroupRun(window_operator(spec, TOTAL, INPUT), "o", 1)
-    run.begin({domain: TimerQueue() for domain in TimeDomain})
+    run.timers.queues = {domain: TimerQueue() for domain in TimeDomain}
     return run
 
 

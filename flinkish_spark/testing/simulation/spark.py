@@ -1,6 +1,6 @@
 """A Spark without a JVM: the query thread with its offset log, commit log and state.
 
-It obeys the rules that the product depends on (`docs/architecture.md`): a micro-batch's offsets are
+It obeys the rules that the product depends on (`docs/internals.md`): a micro-batch's offsets are
 logged before it runs; the newest logged one without a commit is run again over the same offsets;
 commits/N names the state that the next one starts from; old entries and state files are purged by a
 number of micro-batches, whatever lineage they belong to. What runs in the driver's Python is called
