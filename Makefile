@@ -23,7 +23,6 @@ ARGS ?=
 RUN_ARGS = $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Another Spark or another set of packages in the caller's shell must not leak in. Without compiled files each
-# Another Spark or another set of packages in the caller's shell must not leak in. Without compiled files each
 # process of Python's compiles 437 modules of ours anew, and pytest rewrites every test's assertions.
 unexport PYTHONDONTWRITEBYTECODE SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYSPARK_PYTHON := $(PY)
